@@ -21,6 +21,7 @@ from sarathi_sim.profiler.storage.strict import UserError
 from .config.base import Assignments, Config, Several, listed
 from .options import (
     LENGTHS,
+    RUNS,
     AlsoOption,
     Choosing,
     ConfigArgument,
@@ -37,7 +38,7 @@ from .options import (
     named,
     written,
 )
-from .report.section import Result, Section, Table
+from .report.section import Result, Section, Table, sentence
 
 if TYPE_CHECKING:
     from .capacity.probing import Laboratory
@@ -90,7 +91,6 @@ def run(
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
     from .config.loading import Experiment
-    from .report.timeline import default_window, parse_window, write_trace
     from .run.experiment import simulate_all, writing
 
     if isinstance(config, Experiment) and changes:
@@ -98,8 +98,14 @@ def run(
     experiment = config if isinstance(config, Experiment) else load(config, changes)
     if out is None:
         return simulate_all(experiment, progress)
+    from .report.run_answers import run_section
+    from .report.timeline import default_window, parse_window, write_trace
+    from .results import FORMAT, write_summary
+
     chosen = None if window is None else parse_window(window)
     with writing(experiment, named(out, experiment.name), progress) as (found, folder):
+        content = found.summary()
+        write_summary(folder, FORMAT, run_section(content).words() | content)
         records = [one.analysis.records for one in found.runs.values()]
         shown = chosen or default_window(records)
         shown.check(max(log.end_s for log in records))
@@ -116,10 +122,11 @@ def run(
 
 def result_of(found: "ExperimentResult", out: Folder | None) -> Result:
     """What ``run`` prints."""
-    from .run.run_answer import run_answer
+    from .report.run_answers import run_section
 
     content, folder = found.summary(), named(out or "", found.experiment.name)
-    return Result(content, run_answer(content), written=written(out, folder))
+    section = run_section(content)
+    return Result(section.words() | content, section, written=written(out, folder))
 
 
 def check(config: Config, changes: Assignments = ()) -> Result:
@@ -128,24 +135,15 @@ def check(config: Config, changes: Assignments = ()) -> Result:
     The deployments side by side. Raises UserError, a line per mistake.
     """
     from .config.assumptions import assumed
-    from .report.section import assumed_of, deployments_table, thinned
+    from .report.run_answers import check_section
     from .run.experiment import deploy_all
 
     experiment = load(config, changes)
     deployments = deploy_all(experiment)
-    table = deployments_table(deployments)
-    cells = {name: {row[0]: row[n] for row in table.rows} for n, name in enumerate(deployments, 1)}
     notes = {name: assumed(deployment) for name, deployment in deployments.items()}
-    doubts = [
-        line for d in deployments.values() for line in filter(None, [d.rejections, *d.doubts])
-    ]
-    question, answer = "What would run?", f"{experiment.file}: good"
-    assumptions, warnings = assumed_of({"notes": notes}), thinned(doubts)
-    section = Section(
-        *("check", experiment.name, question, answer, [table]),
-        assumed=assumptions,
-        warnings=warnings,
-    )
+    section = check_section(experiment.name, experiment.file, deployments, notes)
+    rows = section.tables[0].rows
+    cells = {name: {row[0]: row[n] for row in rows} for n, name in enumerate(deployments, 1)}
     return Result({"scenarios": cells, "notes": notes}, section)
 
 
@@ -182,10 +180,10 @@ def sweep(
     """
     import pandas as pd
 
+    from .report.run_answers import read_sweep_section
     from .sweeps.execute import Report, execute, failed_runs
     from .sweeps.plan import plan_sweep
     from .sweeps.store import RESULTS, Store
-    from .sweeps.sweep_answer import read_answer
 
     plan = plan_sweep(config, changes, progress)
     with ExitStack() as stack:
@@ -203,7 +201,7 @@ def sweep(
                     "sweep with the same command and --resume"
                 )
             raise
-        section = read_answer(folder)[1] if report.finished else None
+        section = read_sweep_section(folder)[1] if report.finished else None
         table = pd.read_parquet(folder / RESULTS) if report.finished else None
         say(report.line(backend.workers))
     content = {"runs": report.total, "finished": report.finished, "failures": report.failures}
@@ -235,13 +233,13 @@ def plan(
     with backend_of(workers) as backend:
         count = backend.workers
     work_s = seconds_of_work(planned) / count
-    answer = (
-        f"{len(planned.runs)} runs, predicted {duration(work_s)} "
-        f"on {count} worker{'s' if count > 1 else ''}"
+    time = f"predicted {duration(work_s)} on {count} worker{'s' if count > 1 else ''}"
+    section = Section(
+        *("plan", planned.name, "What would run?"),
+        sentence({f"{len(planned.runs)} runs": time}),
+        [Table("", ("axis", "values", ""), axes_rows(planned), text=3)],
+        warnings=planned.notes,
     )
-    table = Table("", ("axis", "values", ""), axes_rows(planned), text=3)
-    question = "What would run?"
-    section = Section("plan", planned.name, question, answer, [table], warnings=planned.notes)
     return Result({"runs": len(planned.runs), "predicted_s": work_s}, section)
 
 
@@ -310,8 +308,9 @@ def workload(
       sarathi-sim workload shared_prefixes --out runs/workload
       sarathi-sim workload 1024:256~0.5 --json
     """
+    from .report.run_answers import workload_section
     from .results import WORKLOAD_FORMAT, check_replaceable, result_folder, write_summary
-    from .run.traffic import describe, workload_answer, workloads_of
+    from .run.traffic import describe, workloads_of
 
     if out is not None:
         check_replaceable(Path(out), WORKLOAD_FORMAT)
@@ -328,7 +327,7 @@ def workload(
                 charts = {re.sub("[:@?~]", "-", name): workload_charts(requests, clients)}
                 said = f"{name}: {len(requests):,} requests"
                 draw_all(charts, folder / "figures", heading=said)
-    return Result(described, workload_answer(described), written=written(out))
+    return Result(described, workload_section(described), written=written(out))
 
 
 def compare(
@@ -342,10 +341,10 @@ def compare(
     out: AlsoOption = None,
     progress: Progress = silent,
 ) -> Result:
-    """Say which part of the time makes two results differ.
+    """Say how the latencies of two results differ, and why.
 
-    Both are simulated again from their config.yaml. The parts, in seconds, add up to the difference
-    exactly. If one has prefill and decode pools, their numbers are compared, not parts.
+    Both are simulated again from their config.yaml. The parts of the time, in seconds, add up to
+    the difference exactly. If one has prefill and decode pools, their numbers alone are compared.
 
     \b
     Examples:
@@ -353,25 +352,24 @@ def compare(
       sarathi-sim compare runs/before runs/after --out runs/difference
       sarathi-sim compare runs/before runs/after --json
     """
-    from .results import FIGURES_FORMAT, check_replaceable
+    from .report.run_answers import comparison_section
+    from .results import FIGURES_FORMAT, check_replaceable, result_folder, write_summary
     from .run.compare import compare as compared
-    from .run.compare import comparison_answer
 
     if out is not None:
         check_replaceable(Path(out), FIGURES_FORMAT)
     found = compared(Path(a), Path(b), progress)
+    section = comparison_section(found)
+    content = section.words() | found
     if out is not None:
         from .report.draw import draw_all
-        from .report.of_comparison import parts_charts
         from .report.section import heading_of
-        from .results import FIGURES_FORMAT, result_folder, write_summary
 
         with result_folder(Path(out), FIGURES_FORMAT) as folder:
-            write_summary(folder, FIGURES_FORMAT, {"plotted": [found["a"], found["b"]]} | found)
-            charts = {"comparison": parts_charts(found)} if "summaries" not in found else {}
-            draw_all(charts, folder / "figures", progress, heading_of(found))
-    section = comparison_answer(found)
-    return Result(found | section.words(), section, written=written(out))
+            write_summary(folder, FIGURES_FORMAT, {"plotted": [found["a"], found["b"]]} | content)
+            charts = {"comparison": section.charts} if section.charts else {}
+            draw_all(charts, folder / "figures", progress, heading_of(content))
+    return Result(content, section, written=written(out))
 
 
 def plot(
@@ -414,7 +412,7 @@ def plot(
     from .report.draw import draw_all
     from .results import FIGURES_FORMAT, check_replaceable, result_folder, write_summary
     from .sweeps.store import RESULTS
-    from .sweeps.sweep_answer import is_sweep, read_answer
+    from .sweeps.sweep import is_sweep
 
     paths = [Path(folder) for folder in folders]
     of_sweep = len(paths) == 1 and is_sweep(paths[0])
@@ -425,9 +423,10 @@ def plot(
         raise UserError(f"--out {target}: is one of the results to plot: name another folder")
     check_replaceable(target, FIGURES_FORMAT)
     if of_sweep:
+        from .report.run_answers import read_sweep_section
         from .report.sweep_charts import sweep_charts, sweep_heading
 
-        swept, section = read_answer(paths[0])
+        swept, section = read_sweep_section(paths[0])
         charts, note = sweep_charts(swept, metrics, over)
         note = f"{note}; their numbers are in {paths[0] / RESULTS}" if note else ""
         section = replace(section, warnings=[*section.warnings, *filter(None, [note])])
@@ -553,10 +552,10 @@ def capacity(
             *(config, changes, workload, by, [*filter(None, listed(only))], metrics),
             *(replications, out, workers, progress, say),
         )
-    from .capacity.answer import answered, load_prices, read_question, result_files
+    from .capacity.answer import answered, capacities, load_prices, read_question, result_files
     from .capacity.probing import CAPACITY_FORMAT, write_result
-    from .capacity.written import capacities, capacity_answer
     from .config.loading import refuse_of_session
+    from .report.capacity_answers import capacity_section
 
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
@@ -566,11 +565,13 @@ def capacity(
         folder = _folder(out, draft.header.name, stack)
         asked = _laboratory(folder, CAPACITY_FORMAT, section, workers, progress, say)
         content = answered(stack.enter_context(asked), draft, options, bands, costs, refine)
+        answer = capacity_section(None, content)
+        content |= answer.words()
         if out is not None:
             files = result_files(draft, section, content) | _figures(content)
             write_result(folder, CAPACITY_FORMAT, files)
     table = capacities(content["deployments"])
-    return Result(content, capacity_answer(content), table=table, written=written(out, folder))
+    return Result(content, answer, table=table, written=written(out, folder))
 
 
 def _sensitivity(
@@ -590,7 +591,7 @@ def _sensitivity(
     from .capacity.probing import SENSITIVITY_FORMAT, write_result
     from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
     from .capacity.sensitivity import sensitivity as found_by
-    from .capacity.written import sensitivity_answer
+    from .report.capacity_answers import sensitivity_section
 
     asked = read_sensitivity(
         *(config, changes, workload),
@@ -603,6 +604,8 @@ def _sensitivity(
         folder = _folder(out, f"{asked.draft.header.name}_sensitivity", stack)
         lab = _laboratory(folder, SENSITIVITY_FORMAT, asked.section, workers, progress, say)
         content = found_by(stack.enter_context(lab), asked)
+        section = sensitivity_section(None, content)
+        content |= section.words()
         if out is not None:
             from .report.capacity_charts import tornado_charts
             from .report.draw import figure_files
@@ -610,8 +613,7 @@ def _sensitivity(
 
             figures = figure_files({"tornado": tornado_charts(content)}, heading_of(content))
             write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content) | figures)
-    section, table = sensitivity_answer(content), table_of(content)
-    return Result(content, section, table=table, written=written(out, folder))
+    return Result(content, section, table=table_of(content), written=written(out, folder))
 
 
 def recommend(
@@ -621,7 +623,7 @@ def recommend(
     *,
     gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many there are.")] = None,
     rate: Annotated[
-        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
+        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to sustain.")
     ] = None,
     workload: Annotated[
         str | None,
@@ -673,13 +675,14 @@ def recommend(
 ) -> Result:
     """Find the best deployment under an SLO.
 
-    That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
-    and sequence limits are enumerated and bounded; the others race, and the best are searched
-    exactly. A mixture's layouts also have ranks with attention of their own (DP). The result has
-    the engine's own command line, and a configuration. --pools adds deployments whose prompts and
-    decodes have workers of their own, and finds how many of each; --speculation draft lengths.
-    --policy sarathi chooses a chunk size and the largest batch: all requests come at once, the most
-    tokens/s win, and --slo may be left out or bound p99 tbt; --seqs is the largest batch to try.
+    That is the one that sustains most on the GPUs, or costs least for a rate. Layouts, token
+    budgets and sequence limits are enumerated and bounded; the others race, and the best are
+    searched exactly. A mixture's layouts also have ranks with attention of their own (DP). The
+    result has the engine's own command line, and a configuration. --pools adds deployments
+    whose prompts and decodes have workers of their own, and finds how many of each;
+    --speculation draft lengths. --policy sarathi chooses a chunk size and the largest batch:
+    all requests come at once, the most tokens/s win, and --slo may be left out or bound p99
+    tbt; --seqs is the largest batch to try.
 
     \b
     Examples:
@@ -694,18 +697,18 @@ def recommend(
     from .capacity.options import counts, wanted_of
     from .capacity.probing import RECOMMEND_FORMAT, write_result
     from .capacity.recommend import recommend_files, recommended
-    from .capacity.written import recommend_answer
+    from .report.capacity_answers import chunk_section, recommend_section
 
     chosen = further(Choosing, changes)
     if policy is None and chosen.profiles is not None:
         raise UserError("--set profiles: has no effect without --policy")
     if policy is not None:
         from .capacity.slo import limit_of
-        from .run.machine import advise, chunk_answer, machine_of
+        from .run.machine import advise, machine_of
         from .run.traffic import demand_of
 
         unused: dict[str, object] = {"rate": rate, "stack": stack, "dtype": dtype, "pools": pools}
-        unused |= {"budget": budget, "speculation": speculation}
+        unused |= {"budget": budget, "speculation": speculation, "out": out not in (None, RUNS)}
         for name, default in vars(Choosing()).items():
             unused[f"set {name}"] = name != "profiles" and getattr(chosen, name) != default
         for name, value in unused.items():
@@ -714,13 +717,13 @@ def recommend(
         if workload is None or gpus is None:
             raise UserError(f"--policy {policy}: needs --workload and --gpus")
         machine = machine_of(model, ",".join(listed(device)), gpus, chosen.profiles)
-        advice = advise(
+        content = {"model": model} | advise(
             *(machine, demand_of(workload)),
             batch_cap=max(counts("--seqs", seqs, least=2), default=None),
             tbt_limit_s=None if slo is None else limit_of(slo, "p99", "tbt_s"),
             progress=lambda done, total: progress("simulations", done, total),
         )
-        return chunk_answer(model, advice)
+        return Result(content | chunk_section(content).words(), chunk_section(content))
     if slo is None:
         raise UserError("--slo: is missing: such as 'p99 ttft 1s, p99 tbt 50ms'")
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
@@ -734,10 +737,15 @@ def recommend(
         folder = _folder(out, "recommend", stack_)
         asked = _laboratory(folder, RECOMMEND_FORMAT, wanted.section, workers, progress, say)
         content = recommended(stack_.enter_context(asked), wanted, costs, say, chosen.refine)
+        section = recommend_section(None, content)
+        content |= section.words()
         if out is not None:
             files = recommend_files(wanted, content) | _figures(content)
             write_result(folder, RECOMMEND_FORMAT, files)
-    return Result(content, recommend_answer(content), written=written(out, folder))
+            if content["command"]:
+                whole = "cat" if content["deployments"][0].get("pools") else "sh"
+                section = replace(section, command=f"{whole} {folder / 'launch.sh'}")
+    return Result(content, section, written=written(out, folder))
 
 
 def list_(
@@ -775,7 +783,7 @@ def list_(
       sarathi-sim list support --model llama-3.3-70b --device h100-80g-sxm
       sarathi-sim list support --device l40s --json | jq '.cells[] | select(.runs)'
     """
-    from .run.listing import devices, models, policies
+    from .report.score_answers import devices, models, policies, support_section
 
     if what != "support":
         if any(option is not None for option in (model, device, stack, dtype)):
@@ -783,9 +791,9 @@ def list_(
         return {"models": models, "devices": devices, "policies": policies}[what]()
     import pandas as pd
 
-    from .run.support import support_answer, supported
+    from .run.support import supported
 
     found = supported(model, device, stack, dtype)
     rows = [cell.as_json() for cell in found]
-    section = support_answer(found, model, device, dtype)
+    section = support_section(found, model, device, dtype)
     return Result({"cells": rows}, section, table=pd.DataFrame(rows))

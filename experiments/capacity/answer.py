@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import pandas as pd
 from pydantic import Field
 
 from sarathi_sim.profiler.storage.files import data_dir, user_path
@@ -23,7 +24,7 @@ from ..config.loading import Draft, read_draft
 from ..config.scenario import POOLS
 from ..results import SUMMARY, json_bytes
 from ..run.traffic import with_workload
-from ..run.uncertainty import QUANTILES, factors_of_pools, timing, uncertainty_of
+from ..run.uncertainty import capacity_error, capacity_interval, op_factors
 from ..sweeps.points import between, in_order
 from .options import Option, option_at, options_of, plan_of
 from .probing import CAPACITY_FORMAT, Laboratory
@@ -39,7 +40,6 @@ from .search import (
     crossing,
 )
 from .slo import OVERLOAD, REJECTED, CapacitySection, Verdict
-from .written import capacities, capacity_answer, headroom
 
 FINE = 0.005
 """The tolerance of searches for a band, which is a few percent wide."""
@@ -69,6 +69,24 @@ class Answer:
     def unsettled(self) -> str:
         """Why the carried load is not known; empty if it is."""
         return self.error if self.found is None else self.found.unsettled
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the carried load by sampling alone."""
+        assert self.found is not None
+        low, high = ((1 - self.found.rejected) * bound for bound in self.found.interval)
+        return low, high
+
+    @property
+    def uncertainty(self) -> tuple[float, float] | None:
+        """The 90 % interval of the carried load (:func:`capacity_interval`) by sampling, op times
+        where their ``band`` is known, and the error of predicted capacities; None without a load.
+        """
+        if not self.load:
+            return None
+        kind = "dense" if self.option.deployment.model.experts is None else "mixture"
+        error, bands = capacity_error().half_width[kind], [self.band] if self.band else []
+        return capacity_interval(self.load, error, self.interval, *bands)
 
 
 def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = True) -> list[Answer]:
@@ -119,11 +137,7 @@ def slower_factors(option: Option, plan: SearchPlan, loaded: Probe | None = None
         probe, kind = loaded, "clients"
     where = Source("capacity", option.name, {}, ())
     deployment = deploy(option.at(probe, kind).scenario, where)  # with the probe's own requests
-    analysis = Analysis(deployment.simulate())
-    if analysis.records.handovers is not None:
-        return factors_of_pools(deployment, analysis)
-    spread = uncertainty_of(*timing(deployment), analysis)
-    return [] if spread is None else [float(q) for q in np.quantile(spread.slower, QUANTILES)]
+    return op_factors(deployment, Analysis(deployment.simulate()))
 
 
 def _scaled_pilots(
@@ -244,7 +258,8 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
     """One deployment's answer in numbers; ``kind`` of load: rate or clients.
 
     ``capacity`` is the carried load: the load ``offered`` less the ``rejected_share``. Without an
-    error ``settled`` says whether it is known, and ``why_not`` why it is not.
+    error ``settled`` says whether it is known, and ``why_not`` why it is not. ``uncertainty`` is
+    :attr:`Answer.uncertainty`.
     """
     option, found = answer.option, answer.found
     cluster, pools = option.scenario.cluster, option.deployment.pools
@@ -253,6 +268,7 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "point": option.point,
         "policy": pools[-1].scenario.policy.name,
         "device": " and ".join(option.deployment.gpus),
+        "stack": pools[-1].scenario.stack,
         "tp": cluster.tp,
         "pp": cluster.pp,
         "dp": cluster.dp,
@@ -281,8 +297,9 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "rejected_share": found.rejected,
         "rejected_because": option.deployment.refused[1],
         "why_not": found.unsettled,
-        "interval": [(1 - found.rejected) * bound for bound in found.interval],
+        "interval": list(answer.interval),
         "band": None if answer.band is None else list(answer.band),
+        "uncertainty": answer.uncertainty and list(answer.uncertainty),
         "spread_of_a_run": found.spread if found.crossings else None,
         "replications": [one.load for one in found.crossings],
         "simulated_replicas": about["replicas"] // (option.alike if kind == "rate" else 1),
@@ -315,15 +332,18 @@ def curve(found: Capacity) -> list[Probed]:
 def numbers(probed: Probed, option: Option) -> dict[str, Any]:
     """A probe's load, values, and throughput per user and per GPU.
 
-    ``output_tokens_per_s`` is the rate of all replicas if every accepted request is served: a run
-    takes longer than its requests take to arrive. For a closed loop it is the run's own rate.
+    ``input_tokens_per_s`` (prompts, those found in a cache too) and ``output_tokens_per_s`` are the
+    rates of all replicas if every accepted request is served: a run takes longer than its requests
+    take to arrive. For a closed loop they are the run's own rates.
     """
     summary, after = probed.summary, probed.summary["after_warmup"]
     tpot, served = after["tpot_s"]["p50"], probed.scale * summary["requests_per_s"]
-    tokens = probed.scale * summary["output_tokens_per_s"]
+    output = summary["output_tokens_per_s"]
+    tokens = [probed.scale * each for each in (summary["tokens_per_s"] - output, output)]
     clients = option.scenario.workload.arrivals.kind == "closed_loop"
     if not clients and served and math.isfinite(probed.probe.load):
-        tokens *= probed.probe.load * (1 - probed.verdict.rejected) / served
+        part = probed.probe.load * (1 - probed.verdict.rejected) / served
+        tokens = [part * each for each in tokens]
     return {
         "run": probed.run,
         "load": probed.probe.load,
@@ -333,8 +353,9 @@ def numbers(probed: Probed, option: Option) -> dict[str, Any]:
         "tbt_p99_s": after["tbt_s"]["p99"],
         "tokens_per_s_per_user": 1 / tpot if tpot else float("nan"),
         "requests_per_s": served,
-        "output_tokens_per_s": tokens,
-        "output_tokens_per_s_per_gpu": tokens / option.gpus,
+        "input_tokens_per_s": tokens[0],
+        "output_tokens_per_s": tokens[1],
+        "output_tokens_per_s_per_gpu": tokens[1] / option.gpus,
     }
 
 
@@ -354,7 +375,7 @@ def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> di
     each = [numbers(probed, option) for probed in at]
     keys = (
         *("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s"),
-        *("output_tokens_per_s", "output_tokens_per_s_per_gpu"),
+        *("input_tokens_per_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu"),
     )
     means = {
         key: None if each[0][key] is None else float(np.mean([one[key] for one in each]))
@@ -402,25 +423,28 @@ def load_prices(path: str | None) -> Prices:
     return parse(Prices, read_mapping(file), file)
 
 
-def per_million_tokens(gpu_hour: float, gpus: int, output_tokens_per_s: float) -> float:
-    """The cost of a million output tokens at a throughput."""
-    if not output_tokens_per_s:
-        return float("inf")
-    return gpu_hour * gpus / 3600 / output_tokens_per_s * 1e6
+def per_million_tokens(gpu_hour: float, gpus: int, tokens_per_s: float) -> float:
+    """The cost of a million tokens at a throughput."""
+    return gpu_hour * gpus / 3600 / tokens_per_s * 1e6 if tokens_per_s else float("inf")
+
+
+COSTS = {f"per_million_{what}_tokens": f"{what}_tokens_per_s" for what in ("input", "output")}
+"""Each cost of a deployment at a load, and the throughput by which its price an hour is divided."""
 
 
 def add_costs(row: dict[str, Any], per_hour: float) -> None:
-    """Add the cost per hour to a deployment, and the cost of a million output tokens to it and each
-    of its probes. The deployment's tokens cost as at the rate that was asked for, or at its
-    capacity; None if it does not carry the rate."""
+    """Add the cost per hour to a deployment, and the costs of a million input and of a million
+    output tokens to it and each of its probes. The deployment's tokens cost as at the rate that was
+    asked for, or at its capacity; None if it does not sustain the rate."""
     row["per_hour"], at = per_hour, row.get("at_capacity")
     asked = row.get("at_rate")
     for probe in (*row.get("curve", ()), *filter(None, (at, asked))):
-        tokens = probe["output_tokens_per_s"]
-        probe["per_million_output_tokens"] = per_million_tokens(per_hour, 1, tokens)
+        probe |= {
+            cost: per_million_tokens(per_hour, 1, probe[rate]) for cost, rate in COSTS.items()
+        }
     known = at and row["settled"] and row["capacity"]
     there = (asked or at) if known else None
-    row["per_million_output_tokens"] = there["per_million_output_tokens"] if there else None
+    row |= {cost: there[cost] if there else None for cost in COSTS}
 
 
 def read_question(
@@ -465,7 +489,7 @@ def answered(
         gpus = each.option.deployment.gpus
         if gpus.keys() <= prices.gpu_hour.keys():
             add_costs(one, sum(prices.gpu_hour[device] * count for device, count in gpus.items()))
-    content = {
+    return {
         "format": CAPACITY_FORMAT,
         "name": draft.header.name,
         "description": draft.header.description,
@@ -480,7 +504,6 @@ def answered(
         "probes": len(lab.runs.keys() - lab.report.failures.keys()),
         "provenance": "predicted",
     }
-    return content | capacity_answer(content).words()
 
 
 def _halfway(lab: Laboratory, draft: Draft, found: Sequence[Answer]) -> list[Option]:
@@ -512,3 +535,54 @@ def result_files(
         "headroom.csv": headroom(found).to_csv(index=False).encode(),
         "config.yaml": dump_yaml({**question, "scenarios": draft.overrides}).encode(),
     }
+
+
+# Tables ----------------------------------------------------------------------------------------
+
+
+def headroom(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a probe of the headroom curves."""
+    rows = []
+    for one in found:
+        for probe in one.get("curve", ()):
+            flat = {key: value for key, value in probe.items() if key not in ("slo", "stress")}
+            share = probe["load"] / one["offered"] if one["capacity"] else None
+            rows.append(
+                {"deployment": one["name"], "part_of_capacity": share, **flat, **probe["slo"]}
+                | {f"{text}, part of the limit": part for text, part in probe["stress"].items()}
+            )
+    return pd.DataFrame(rows)
+
+
+def capacities(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a deployment."""
+    rows = []
+    for one in found:
+        binds = one.get("binds") or {}
+        row = {"name": one["name"], "device": one["device"], **layout(one)}
+        row |= {"policy": one["policy"], "capacity": one["capacity"], "settled": one["settled"]}
+        row |= {key: one.get(key) for key in ("offered", "rejected_share", "saturation")}
+        for key in ("interval", "band", "uncertainty"):
+            row[f"{key}_low"], row[f"{key}_high"] = one.get(key) or (None, None)
+        row |= {key: one.get(key) for key in ("per_hour", *COSTS)}
+        rows.append({**row, "limiting_metric": binds.get("slo"), "because": binds.get("because")})
+    return with_counts(rows)
+
+
+_COUNTS = ("tp", "pp", "dp", "drafts", "replicas", "gpus")
+
+
+def layout(one: Mapping[str, Any]) -> dict[str, int | None]:
+    """A deployment's degrees of parallelism, draft length, replicas and GPUs; of two pools each
+    pool's, too, as ``prefill_tp`` (its replicas are the workers)."""
+    found = {key: one[key] for key in _COUNTS if key in one}
+    for pool, each in one.get("pools", {}).items():
+        found |= {f"{pool}_{key}": each[key] for key in _COUNTS if key in each}
+    return found
+
+
+def with_counts(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A table whose counts (:func:`layout`) are whole numbers where some rows have none."""
+    table = pd.DataFrame(rows)
+    counts = [name for name in table if str(name).rpartition("_")[2] in _COUNTS]
+    return table.astype(dict.fromkeys(counts, "Int64"))

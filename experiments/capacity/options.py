@@ -21,7 +21,7 @@ from collections.abc import (
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -70,6 +70,26 @@ MOST_REQUESTS = 100_000
 """Most requests of a run on one replica that must last longer."""
 BLOCKS = 20
 """A trace is resampled in so many blocks."""
+
+
+Stage = Literal["unfit", "alone", "bound", "race", "rate", "failed"]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Why a deployment was left out. Its ``stage``: it cannot be deployed (``unfit``); it breaks
+    the SLO with a single request (``alone``); its op times allow less than would make it as good as
+    ``beaten_by`` (``bound``), or it breaks the SLO under that load (``race``); the GPUs are too few
+    for the ``rate``; or a run of it ``failed``.
+
+    ``at`` is the load of one server in requests/s: what it sustains at most, or where it breaks.
+    ``clause`` is that of the SLO, or the text of the refusal.
+    """
+
+    stage: Stage
+    beaten_by: str | None = None
+    at: float | None = None
+    clause: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -537,16 +557,17 @@ def _layout(
     called += " EP" if shape.get("expert_parallel") else ""
     called += f" PP {shape['pp']}" if shape["pp"] > 1 else ""
     called += f"{DRAFTING}{drafts}" if drafts else ""
-    layout = " ".join([*several, called, f"budget {budget}"])
-    return {"layout": layout, "budget": budget, "seqs": most}, scenario
+    name = " ".join([*several, called])
+    point = {"layout": f"{name} budget {budget}", "shape": name, "budget": budget, "seqs": most}
+    return point, scenario
 
 
 def deployable(
     wanted: Wanted, described: Iterable[Described] | None = None
-) -> tuple[list[Option], dict[str, str]]:
+) -> tuple[list[Option], dict[str, Left]]:
     """The layouts (None: all of :func:`layouts`) that can be deployed, one replica each, and why
     others cannot, by name."""
-    options, dropped, requests_of = [], {}, SharedRequests()
+    options, dropped, requests_of = list[Option](), dict[str, Left](), SharedRequests()
     for point, tree in layouts(wanted) if described is None else described:
         name = named(point)
         source = Source("recommend", name, {}, ())
@@ -554,10 +575,12 @@ def deployable(
             scenario = check_scenario(tree, source)
             deployment = deploy(scenario, source, requests_of)
         except UserError as error:
-            dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
+            why = str(error).removeprefix("recommend: ").splitlines()[0]
+            dropped[name] = Left("unfit", clause=why)
             continue
         if deployment.rejected > wanted.section.rejected:
-            dropped[name] = f"{deployment.rejections}; raise --set max_length, or --set rejected"
+            why = f"{deployment.rejections}; raise --set max_length, or --set rejected"
+            dropped[name] = Left("unfit", clause=why)
             continue
         options.append(Option(name, point, deployment))
     return options, dropped

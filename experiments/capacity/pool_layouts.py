@@ -141,8 +141,9 @@ def _described(
     tree = trees[pair.decode.name]
     # A degree that one pool has must not become that of the other.
     tree = {**tree, "cluster": {"max_length": wanted.max_length}, "disaggregation": pools}
-    words = [str(one.point["layout"]).rpartition(" budget ") for one in (pair.prefill, pair.decode)]
-    kind, _, shape = words[0][0].partition(DRAFTING)[0].rpartition("TP ")
-    layout = f"{kind}{workers[0]} prefill TP {shape} + {workers[1]} decode TP "
-    layout += f"{words[1][0].rpartition('TP ')[2]} budget {words[1][2]}"
-    return {**pair.decode.point, "layout": layout}, tree
+    words = [str(one.point["shape"]) for one in (pair.prefill, pair.decode)]
+    kind, _, prefill = words[0].partition(DRAFTING)[0].rpartition("TP ")
+    shape = f"{kind}{workers[0]} prefill TP {prefill} + {workers[1]} decode TP "
+    shape += words[1].rpartition("TP ")[2]
+    point = pair.decode.point
+    return {**point, "layout": f"{shape} budget {point['budget']}", "shape": shape}, tree

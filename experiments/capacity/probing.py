@@ -175,7 +175,7 @@ class _Kept:
 
 
 CAPACITY_FORMAT = "sarathi-sim capacity 1"
-RECOMMEND_FORMAT = "sarathi-sim recommend 2"
+RECOMMEND_FORMAT = "sarathi-sim recommend 3"
 SENSITIVITY_FORMAT = "sarathi-sim sensitivity 1"
 PROBES = "probes"
 _APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")

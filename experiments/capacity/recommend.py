@@ -10,8 +10,9 @@ The best few are then searched as ``capacity`` does, with all their replicas.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,38 +21,36 @@ import numpy as np
 from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metric_registry import number_text
-from ..config.two_pools import without_hidden
+from sarathi_sim.simulator.views.metrics import number_text
+from ..config.base import Source
+from ..config.loading import check_scenario
+from ..config.pools import without_hidden
 from ..results import SUMMARY, json_bytes
-from ..sweeps.points import between
+from ..sweeps.points import apart, between
 from .answer import (
+    COSTS,
     Answer,
     Prices,
     add_costs,
     answers,
     as_json,
+    headroom,
+    layout,
     numbers,
     pooled_numbers,
     said_of,
     scenario_at,
     slower_factors,
-)
-from .bounds import alone, most_requests_per_s
-from .launch import Launch, launch
-from .options import Option, Wanted, deployable, plan_of
-from .pool_layouts import pool_layouts
-from .probing import RECOMMEND_FORMAT, Laboratory
-from .rivals import NOT_WEIGHED, Rival, Weighed, weigh
-from .search import Crossing, Probed, at_load, race
-from .slo import Verdict
-from .written import (
-    headroom,
-    layout,
-    loses,
-    recommend_answer,
-    why_best,
     with_counts,
 )
+from .bounds import alone, most_requests_per_s
+from .launch import TRACE, Launch, launch, load_test
+from .options import Left, Option, Wanted, deployable, named, plan_of
+from .pool_layouts import pool_layouts
+from .probing import RECOMMEND_FORMAT, Laboratory
+from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, weigh
+from .search import Crossing, Probed, at_load, race
+from .slo import Verdict
 
 FINALISTS = 4
 """Deployments that are searched exactly, at first."""
@@ -67,6 +66,8 @@ BEHIND, MARGIN = 0.3, 0.1
 """The margin below the best for another layout: to be screened to the end, and to be a finalist."""
 BETTER = 0.01
 """The margin by which a deployment must exceed other sequence limits of its layout."""
+MUCH_LESS = 0.5
+"""The part of the best's load below which its neighbour sustains much less."""
 LIKELY = 0.6
 """The part of its bound at which the search for a deployment without a rival starts."""
 
@@ -122,9 +123,8 @@ class Worth:
         most = self.of(option, load)
         if self.wanted.rate is None or most.value:
             return ""
-        if option.pooled:
-            return f"{self.wanted.rate:g} requests/s take more workers"
-        return f"{self.wanted.rate:g} requests/s take {most.replicas * option.gpus} GPUs at least"
+        needed = f"{most.replicas * option.gpus} GPUs at least"
+        return f"{self.wanted.rate:g} requests/s take {'more workers' if option.pooled else needed}"
 
     def load_for(self, option: Option, value: float) -> float:
         """The load that a replica must carry for the deployment to be worth ``value``."""
@@ -156,15 +156,14 @@ class AtRate:
 class Recommendation:
     """The finalists' answers, the best first; the other screened deployments; the reasons of the
     dropped ones. ``checked`` has, by name, the runs at the rate: of finalists, and of the first
-    with one replica fewer. ``doubts`` are about the op times of all possible deployments, each with
-    the first deployment that has it, and of those whose runs failed. ``weighed``: what is equal to
-    the first, and what it saves."""
+    with one replica fewer. ``options`` are all possible deployments, one replica each.
+    ``weighed``: what is equal to the first, and what it saves."""
 
     finalists: list[Answer]
     screened: list[Screened]
-    dropped: dict[str, str]
+    dropped: dict[str, Left]
     checked: dict[str, AtRate]
-    doubts: dict[str, list[str]] = field(default_factory=dict)
+    options: list[Option] = field(default_factory=list)
     weighed: Weighed = NOT_WEIGHED
 
 
@@ -180,17 +179,19 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
     for number, option in enumerate(options):
         lab.progress("bounds", number, len(options))
         lone[option.name] = alone(option, lab.section.objectives)
-        if not (why := lone[option.name][1]):
-            bounded[option] = most_requests_per_s(option, lab.section.objectives)
-            why = worth.too_many(option, bounded[option])
-        if why:
-            dropped[option.name] = why
-            bounded.pop(option, None)
+        if why := lone[option.name][1]:
+            dropped[option.name] = Left("alone", clause=why)
+            continue
+        most = most_requests_per_s(option, lab.section.objectives)
+        if why := worth.too_many(option, most):
+            dropped[option.name] = Left("rate", at=most, clause=why)
+        else:
+            bounded[option] = most
     lab.progress("bounds", len(options), len(options))
     screened = []
     for one in screen(lab, worth, bounded, dropped, say):
         if why := worth.too_many(one.option, one.load):
-            dropped[one.option.name] = why
+            dropped[one.option.name] = Left("rate", at=one.load, clause=why)
         else:
             screened.append(one)
     if not screened:
@@ -208,10 +209,7 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
     others = [one for one in screened if one not in searched]
-    doubts = doubts_by_name(options)
-    for name, line in failed_runs(dropped, lab.report.failures.values()).items():
-        doubts[name] = [*doubts.get(name, ()), line]
-    result = Recommendation(ranked, others, dropped, checked, doubts)
+    result = Recommendation(ranked, others, dropped, checked, options)
     weighed, at_rate = _weighed(lab, result, worth, screened[0].value * (1 - BEHIND))
     return replace(result, weighed=weighed, checked=checked | at_rate)
 
@@ -222,10 +220,27 @@ def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
     return {name: [line for line in first if first[line] == name] for name in first.values()}
 
 
-def failed_runs(dropped: Mapping[str, str], failures: Collection[str]) -> dict[str, str]:
-    """What to say of deployments that were dropped because a run of theirs failed."""
-    failed = {name: why for name, why in dropped.items() if why in failures}
-    return {name: f"{name}: left out, as a run failed: {why}" for name, why in failed.items()}
+def far_neighbours(found: Recommendation) -> list[dict[str, Any]]:
+    """The neighbours of the first, with another token budget or sequence limit, that sustain much
+    less, where there are values between: those may be better. ``load``: what one server sustains
+    at most, in requests/s; None if it breaks the SLO with a single request."""
+    best, *others = found.finalists
+    if not best.load or best.option.pooled:
+        return []
+    most, loads = best.load / best.option.replicas, dict[str, float]()
+    for one in others:
+        if not one.unsettled:
+            loads[named(one.option.point)] = one.load / one.option.replicas
+    loads |= {one.option.name: one.load for one in found.screened}
+    far: dict[str, float | None] = {n: load for n, load in loads.items() if load < MUCH_LESS * most}
+    for name, left in found.dropped.items():
+        part = 1 - BEHIND if left.stage == "race" else MUCH_LESS
+        if left.stage == "alone" or (left.at is not None and left.at <= part * most * (1 + 1e-9)):
+            far[name] = left.at
+    points = [{key: one.point[key] for key in ("shape", "budget", "seqs")} for one in found.options]
+    names = [one.name for one in found.options]
+    near = apart(names.index(named(best.option.point)), points)
+    return [{"name": names[at], "load": far[names[at]]} for at in near if names[at] in far]
 
 
 def refined(
@@ -347,10 +362,8 @@ def _weighed(
     own = _layout_of(first.option)
     others = [rival(one) for one in answers_ if _layout_of(one.option) != own and one.load]
     others = [one for one in others if one.value or rate is None]
-    rest, several = (
-        found.screened,
-        {one.option: whole(one.option, one.replicas) for one in found.screened},
-    )
+    rest = found.screened
+    several = {one.option: whole(one.option, one.replicas) for one in rest}
     if rate is not None:
         second = max([one.value for one in others if one.value < best.value], default=0.0)
         cheaper = sorted((one for one in rest if one.value > second), key=lambda one: -one.value)
@@ -366,14 +379,39 @@ def _weighed(
             )
         others.append(Rival(option.name, option, one.load, value))
 
-    def error(option: Option) -> float:
-        ends = slower_factors(option, plan_of(option, lab.section, "recommend"))
-        return math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
-
     def value_of(option: Option, load: float) -> float:
         return worth.of(whole(option, 1), load).value
 
-    return weigh(best, others, value_of, error, math.log1p(SCREENING), most_left_out), checked
+    error, screening = partial(_op_error, lab), math.log1p(SCREENING)
+    return weigh(best, others, value_of, error, screening, most_left_out), checked
+
+
+def _op_error(lab: Laboratory, option: Option) -> float:
+    """The half-width of the 90 % band of an option's op times, in logarithms."""
+    ends = slower_factors(option, plan_of(option, lab.section, "recommend"))
+    return math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
+
+
+def _with_bands(lab: Laboratory, found: Recommendation) -> Recommendation:
+    """The finalists with the bands of their op times, one half-width an engine and GPU."""
+    errors, banded = dict(found.weighed.errors), list[Answer]()
+    for one in found.finalists:
+        kind = kind_of(one.option)
+        if one.load and kind not in errors:
+            errors[kind] = _op_error(lab, one.option)
+        factor = math.exp(errors.get(kind, 0.0))
+        band = (one.load / factor, one.load * factor)
+        banded.append(replace(one, band=band if one.load else None))
+    return replace(found, finalists=banded)
+
+
+def servers_90(uncertainty: Sequence[float] | None, replicas: int, rate: float) -> list[int] | None:
+    """The fewest and the most replicas that ``rate`` needs, if ``replicas`` of them carry the
+    higher, and the lower end of their capacity's ``uncertainty``; None if it is not known."""
+    if not uncertainty or not uncertainty[0]:
+        return None
+    most, least = (math.ceil(rate * replicas / load - 1e-9) for load in uncertainty)
+    return [least, max(most, replicas)]
 
 
 def _layout_of(option: Option) -> str:
@@ -381,15 +419,21 @@ def _layout_of(option: Option) -> str:
 
 
 def _nothing(
-    wanted: Wanted, dropped: Mapping[str, str], lone: Mapping[str, tuple[float, str]]
+    wanted: Wanted, dropped: Mapping[str, Left], lone: Mapping[str, tuple[float, str]]
 ) -> str:
     """Why no deployment is left: if a request alone breaks the SLO in all that fit the memory, the
     nearest; else why those that it keeps were dropped, or why none fits."""
-    reasons = [why for name, why in dropped.items() if name in lone and not lone[name][1]]
+    said = {
+        name: f"breaks {one.clause} at {number_text(one.at)} requests/s a server"
+        if one.stage == "race" and one.at is not None
+        else one.clause
+        for name, one in dropped.items()
+    }
+    reasons = [why for name, why in said.items() if name in lone and not lone[name][1]]
     if lone and not reasons:
         nearest = min(lone, key=lambda name: lone[name])
         reasons = [f"{lone[nearest][1]}, with {nearest}; elsewhere longer"]
-    reasons = list(dict.fromkeys(reasons or dropped.values()))
+    reasons = list(dict.fromkeys(reasons or said.values()))
     load = "any load" if wanted.rate is None else f"{wanted.rate:g} requests/s"
     listed = "".join(f"\n  {reason}" for reason in reasons[:5])
     return (
@@ -439,7 +483,7 @@ def screen(
     lab: Laboratory,
     worth: Worth,
     bounded: Mapping[Option, float],
-    dropped: dict[str, str],
+    dropped: dict[str, Left],
     say: Say,
 ) -> list[Screened]:
     """A rough capacity of each deployment, the best first; adds those left behind to ``dropped``.
@@ -450,12 +494,9 @@ def screen(
     while waiting:
         best = found[0] if found else None
         goals = {option: _goal(worth, option, found) for option in waiting}
-        for option, (load, reason) in goals.items():
+        for option, (load, rival) in goals.items():
             if bounded[option] < load:
-                most = worth.of(option, bounded[option])
-                least = f"{most.replicas * option.gpus} GPUs at least"
-                told = f"at most {most.carried}" if worth.wanted.rate is None else least
-                dropped[option.name] = f"{told} by its op times: {reason}"
+                dropped[option.name] = Left("bound", rival, bounded[option])
         waiting = [option for option in waiting if option.name not in dropped]
         size = WAVE if found else FIRST
         wave, waiting = waiting[:size], waiting[size:]
@@ -476,11 +517,11 @@ def screen(
                 rough = worth.of(option, outcome.load * served)
                 found.append(replace(rough, kept=outcome.kept))
             elif isinstance(outcome, Probed):
-                at = worth.of(option, outcome.probe.load * served).carried
-                why = f"breaks {outcome.verdict.worst} at {at}: {goals[option][1]}"
-                dropped[option.name] = why
+                at, rival = outcome.probe.load * served, goals[option][1]
+                dropped[option.name] = Left("race", rival, at, outcome.verdict.worst)
             else:
-                dropped[option.name] = outcome
+                failed = outcome in lab.report.failures.values()
+                dropped[option.name] = Left("failed" if failed else "race", clause=outcome)
         found.sort(key=lambda one: (-one.value, one.option.name))
         if found and found[0] is not best:
             say(f"best so far: {_named(found[0])}: about {found[0].carried}")
@@ -517,18 +558,17 @@ def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:
     return sorted(ordered, key=lambda option: place[option])
 
 
-def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[float, str]:
+def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[float, str | None]:
     """The load that a replica must carry to be nearly as good as the best, and better than others
-    of its layout; and why."""
+    of its layout; and which of them sets it."""
     if not found:
-        return 0.0, "under any load"
-    best = found[0]
-    goals = [(best.value * (1 - BEHIND), f"over {BEHIND:.0%} behind {_named(best)}")]
+        return 0.0, None
+    goals = [(found[0].value * (1 - BEHIND), _named(found[0]))]
     same = (one for one in found if one.option.point["layout"] == option.point["layout"])
     if (rival := next(same, None)) is not None:
-        goals.append((rival.value * (1 + BETTER), f"no better than {_named(rival)}"))
-    value, reason = max(goals)
-    return worth.load_for(option, value), reason
+        goals.append((rival.value * (1 + BETTER), _named(rival)))
+    value, name = max(goals)
+    return worth.load_for(option, value), name
 
 
 def _named(one: Screened) -> str:
@@ -540,7 +580,7 @@ def recommended(
 ) -> dict[str, Any]:
     """Search the best deployments; the content of ``summary.json``. Raises UserError if none
     keeps the SLO."""
-    found = refined(lab, wanted, prices, say, rounds)
+    found = _with_bands(lab, refined(lab, wanted, prices, say, rounds))
     lab.write_tables()
     return answer_of(found, wanted, prices)
 
@@ -552,7 +592,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
     best = found.finalists[0].option
     carries = rows[0]["carries"]
     started = launch(best.scenario) if carries else Launch(None)
-    content: dict[str, Any] = {
+    return {
         "format": RECOMMEND_FORMAT,
         "name": "recommend",
         "model": wanted.model,
@@ -569,46 +609,45 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,
+        "load_command": load[0] if (load := _load_test(rows[0])) and carries else None,
         "replicas": best.scenario.cluster.replicas,
         "deployments": rows,
         "one_fewer": _one_fewer(found, wanted) if carries else None,
         "screened": [_only_screened(one) for one in found.screened],
         **found.weighed.as_json(),
-        "dropped": found.dropped,
+        "dropped": {name: asdict(left) for name, left in found.dropped.items()},
+        "far_neighbours": far_neighbours(found) if carries else [],
         **said_of([one.option for one in found.finalists], wanted.section.load),
-        "doubts": found.doubts,
+        "doubts": doubts_by_name(found.options),
         "not_tried": wanted.not_tried,
         "prices": prices.stated,
         "provenance": "predicted",
     }
-    return content | recommend_answer(content).words()
 
 
 def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
-    """The finalists in numbers, each with its price and its loss against the first.
+    """The finalists in numbers, each with its price.
 
     ``carries`` is the rate, or without one the capacity; None if a finalist does not carry the
-    rate. ``per_million_output_tokens`` is the price of a million tokens at that load, and
-    ``at_rate`` has the replications at the rate.
+    rate. ``per_million_input_tokens`` and ``per_million_output_tokens`` are the prices of a million
+    tokens at that load, ``at_rate`` has the replications at the rate, and ``servers_90`` is
+    :func:`servers_90`'s.
     """
     rows = []
     for answer in found.finalists:
         row = as_json(answer, wanted.section.load)
         row["gpus_paid"] = paid = wanted.gpus if wanted.rate is None else answer.option.gpus
-        row["carries"], row["at_rate"] = row["capacity"] or None, None
+        row["carries"], row["at_rate"], row["servers_90"] = row["capacity"] or None, None, None
         if wanted.rate is not None:
             carries = carries_rate(answer, wanted.rate, found.checked)
             row["carries"] = wanted.rate if carries else None
+            row["servers_90"] = servers_90(row.get("uncertainty"), row["replicas"], wanted.rate)
             there = found.checked.get(row["name"])
             if there is not None:
                 row["at_rate"] = at = pooled_numbers(there.at, there.verdict, there.option)
                 row["scenario"] = scenario_at(there.option, at, wanted.section.load)
         add_costs(row, prices.of(row["device"]) * paid)
         rows.append(row)
-    best, *others = rows
-    for row in others:
-        row["why"] = loses(row, best, found.weighed.equal)
-    best["why"] = why_best(best, found.weighed.as_json(), prices.currency)
     return rows
 
 
@@ -632,22 +671,25 @@ def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
 def _only_screened(one: Screened) -> dict[str, Any]:
     """A rough capacity of all replicas, and the numbers at the largest load that short runs of one
     replica carried."""
-    row: dict[str, Any] = {"name": one.option.name, "replicas": one.replicas, "curve": []}
-    row["about"], scale = one.load * one.replicas, 1
+    option, scale = one.option, one.kept.scale if one.kept is not None else 1
+    row: dict[str, Any] = {"name": _named(one), "point": option.point, "replicas": one.replicas}
+    row |= {"device": " and ".join(option.deployment.gpus)}
+    row |= {"stack": option.deployment.pools[-1].scenario.stack}
+    row |= {"gpus": option.gpus * one.replicas, "about": one.load * one.replicas, "curve": []}
     if one.kept is not None:
-        scale = one.kept.scale
-        row["curve"] = [numbers(one.kept, whole(one.option, scale))]
+        row["curve"] = [numbers(one.kept, whole(option, scale))]
     add_costs(row, one.per_hour * scale)
-    return row
+    return row | {"per_hour": one.per_hour * one.replicas}
 
 
 def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of the result beside its probes."""
     rows = content["deployments"]
-    first, rest = _COLUMNS
+    rest = ("capacity", "settled", "rejected_share", "carries", "per_hour", *COSTS)
     table = with_counts(
         [
-            {key: row.get(key) for key in first} | layout(row) | {key: row.get(key) for key in rest}
+            {"name": row["name"], "device": row["device"], **layout(row)}
+            | {key: row.get(key) for key in rest}
             for row in rows
         ]
     )
@@ -660,17 +702,16 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
         files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
     if content["command"] is not None:
         files["launch.sh"] = f"{content['command']}\n".encode()
+    if content["load_command"] is not None and (load := _load_test(rows[0])):
+        files["load.sh"] = f"{load[0]}\n".encode()
+        files |= {TRACE: load[1].encode()} if load[1] else {}
     return files
 
 
-_COLUMNS = (
-    ("name", "device"),
-    (
-        *("capacity", "settled", "rejected_share", "carries"),
-        *("per_hour", "per_million_output_tokens", "why"),
-    ),
-)
-"""Columns of the table before the layout's, and after."""
+def _load_test(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What checks a deployment: the load at which it was simulated."""
+    scenario = without_hidden(row["scenario"])
+    return load_test(check_scenario(scenario, Source("winner.yaml", "", {}, ())))
 
 
 def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV, op_label
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
-from sarathi_sim.simulator.views.metric_registry import known
+from sarathi_sim.simulator.views.metrics import known
 from ..config.base import Assignments, Config, Source
 from ..config.deployment import Deployment, deploy
 from ..config.effects import ops_of, refuse_without_effect
@@ -61,8 +61,7 @@ from .search import (
     together,
     too_short,
 )
-from .slo import CapacitySection
-from .written import UNITS, sensitivity_answer
+from .slo import UNITS, CapacitySection
 
 HOST = tuple(key for key in Engine.model_fields if key.endswith("_s"))
 """The engine's keys that are seconds."""
@@ -228,6 +227,8 @@ def read_sensitivity(
         refuse_of_session(option.scenario, draft.source)
     every = {option: factors_of(option.deployment, gaps) for option in options}
     names = dict.fromkeys(factor.name for factors in every.values() for factor in factors)
+    labels = {op_label(name): name for name in names}
+    only = [labels.get(name, name) for name in only]
     for name in only:
         if name not in names:
             hint = f"one of {', '.join(names)}{did_you_mean(name, names)}"
@@ -262,7 +263,7 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
             row |= {"factor": name, "kind": kinds[name]}
             rows.append(row | _row(values, low, high, measure, notes))
     rows = [row for row in rows if row["elasticity"] is not None]
-    content = {
+    return {
         "format": SENSITIVITY_FORMAT,
         "name": asked.draft.header.name,
         "description": asked.draft.header.description,
@@ -287,7 +288,6 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         **said_of(asked.options, None if asked.measures else asked.section.load),
         "provenance": "predicted",
     }
-    return content | sensitivity_answer(content).words()
 
 
 def label(measure: str, section: CapacitySection) -> str:

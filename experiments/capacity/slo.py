@@ -15,8 +15,7 @@ from pydantic import AfterValidator, Field
 
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import percentile
-from sarathi_sim.simulator.views.metrics import weighted_quantiles
+from sarathi_sim.simulator.views.metrics import percentile, weighted_quantiles
 from ..config.base import Count, Strict, Text
 
 LATENCIES = {
@@ -24,6 +23,8 @@ LATENCIES = {
     **{"tpot": "tpot_s", "latency": "latency_s", "e2e": "latency_s"},
 }
 """The words of an SLO, and the metric that each one means."""
+UNITS = {"rate": "requests/s", "clients": "clients"}
+"""The unit of each kind of load."""
 PER_REQUEST = ("ttft_s", "tbt_max_s", "tpot_s", "latency_s")
 BEYOND = 10
 """Requests that must lie beyond a percentile, or it is not known: P99 takes 1,000."""
@@ -259,7 +260,7 @@ def judge(
 def overloaded(summary: Mapping[str, Any]) -> bool:
     """Whether arrivals exceed the service: fewer requests finish than arrive, and waiting requests
     (or latencies, while a batch fills up) rise over the run
-    (:mod:`sarathi_sim.simulator.views.steady`).
+    (:mod:`sarathi_sim.simulator.views.metrics`).
 
     Both happen by chance, too, when a queue grows for a while. So the unserved requests must exceed
     the mean number in flight (by Little's law, the latency's share of the arrivals' time).

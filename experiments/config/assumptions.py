@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
-from sarathi_sim.simulator.load.describe import traffic_line, without_times
+from sarathi_sim.simulator.load.requests import traffic_line, without_times
 from .deployment import Deployment
-from .engine_version import version_defaults
-from .inputs import prompts_captured
+from .inputs import prompts_captured, version_defaults
 from .scenario import FUSED, POOLS
 from .workload import Closed, Gamma, TraceArrivals, Varying, Workload
 
@@ -107,7 +106,6 @@ def _word(value: Any) -> str:
 
 
 def _formats(deployment: Deployment) -> str:
-    """The number formats, in words."""
     kernels = deployment.scenario.kernels
     if kernels is None:
         return f"{deployment.ops.meta.dtype} throughout, as in the profile"

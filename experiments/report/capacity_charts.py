@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import number_text
-from ..capacity.written import UNITS, panels, sides, title
-from ..run.trade_off import pareto_front
+from sarathi_sim.simulator.views.metrics import number_text
+from ..capacity.slo import UNITS
+from ..run.ranking import pareto_front
 from .charts import axis_of
 from .palette import BLACK, GREY, ORANGE, SKY, Style, line_styles, policy_styles
 from .section import Axis, Chart, Series
@@ -214,6 +214,29 @@ def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Cha
 
 
 MOST_PANELS, MOST_BARS = 12, 14
+
+
+def panels(content: Mapping[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The rows of a sensitivity by deployment and measure, the strongest factor first."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in content["rows"]:
+        found.setdefault((row["deployment"], row["measure"]), []).append(row)
+    return {
+        key: sorted(rows, key=lambda row: -abs(row["elasticity"])) for key, rows in found.items()
+    }
+
+
+def title(content: Mapping[str, Any], deployment: str, measure: str) -> str:
+    """The title of a panel, with the value without any change."""
+    (base,) = (d["base"][measure] for d in content["deployments"] if d["name"] == deployment)
+    about = f"{deployment}: " if len(content["deployments"]) > 1 else ""
+    return f"{about}{content['measures'][measure]}, {number_text(float(base))}"
+
+
+def sides(content: Mapping[str, Any]) -> tuple[str, str]:
+    """``-10 %`` and ``+10 %``."""
+    by = f"{100 * content['by']:g} %"
+    return f"-{by}", f"+{by}"
 
 
 def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:

@@ -22,20 +22,21 @@ _MOST_ROWS, _FEW = 30, 3
 
 def terminal(section: Section, console: Console, *, verbose: bool = False, rest: str = "") -> str:
     """A section as text for a console: the answer, its command, the first table, what was assumed,
-    warnings; with ``verbose`` all of them, and all tables.
+    warnings, a line each; with ``verbose`` all of them in full, and all tables.
 
     ``rest`` says where the rows are that are left out of long tables.
     """
     with console.capture() as text:
-        for line in filter(None, (section.answer, section.command and f"\n{section.command}")):
+        for line in filter(None, (section.answer, section.command)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for grid in section.tables if verbose else section.tables[:1]:
             _print_table(grid, console, rest)
         for words in (section.about, *section.configuration.values()) if verbose else ():
             console.print(words.strip(), markup=False, highlight=False)
         most = None if verbose else _FEW
-        _print_lines("Assumed", [topic_of(one) for one in section.assumed[:most]], console)
-        _print_lines("Keep in mind", [("", one) for one in section.warnings[:most]], console)
+        assumed, warned = section.assumed[:most], section.warnings[:most]
+        _print_lines("Assumed", [topic_of(one) for one in assumed], console, verbose)
+        _print_lines("Keep in mind", [("", one) for one in warned], console, verbose)
         left = {"table": len(section.tables) - 1, "assumption": len(section.assumed) - _FEW}
         left["warning"] = len(section.warnings) - _FEW
         more = [f"{n} {what}{'s' * (n > 1)}" for what, n in left.items() if n > 0]
@@ -58,7 +59,7 @@ def markdown(section: Section) -> str:
     for grid in section.tables:
         ruler = ["---" if at < grid.text else "---:" for at in range(len(grid.headings))]
         lines = (f"| {' | '.join(cells)} |" for cells in (grid.headings, ruler, *grid.rows))
-        parts += [f"## {grid.title}", "\n".join(lines), grid.note]
+        parts += [f"## {grid.title}" * bool(grid.title), "\n".join(lines), grid.note]
     parts += [f"- {line}" for line in (*section.assumed, *section.warnings)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -126,7 +127,7 @@ def rich_table(
     from rich.table import Table
 
     look = {"title_justify": "left", "caption_justify": "left", "show_edge": False}
-    table = Table(**{"box": SIMPLE_HEAD, **look, **about})
+    table = Table(**{"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), **look, **about})
     for heading in text:
         table.add_column(escape(heading), overflow="fold")
     for heading in numbers:
@@ -137,18 +138,22 @@ def rich_table(
     return table
 
 
-def _print_lines(title: str, lines: Sequence[tuple[str, str]], console: Console) -> None:
-    """A block of texts with their topics, aligned."""
+def _print_lines(
+    title: str, lines: Sequence[tuple[str, str]], console: Console, whole: bool
+) -> None:
+    """A block of texts with their topics, aligned; if not ``whole``, a line of each."""
     if not lines:
         return
     longest = max(len(topic) for topic, _ in lines)
-    found = ["", title]
+    found = [title]
     for topic, text in lines:
         begin = f"  {topic:{longest}}  " if longest else "  "
         found += wrap(
             *(text, console.width),
             initial_indent=begin,
             subsequent_indent=" " * len(begin),
+            max_lines=None if whole else 1,
+            placeholder=" …",
             break_long_words=False,
             break_on_hyphens=False,
         )

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import ceil, inf, isnan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,18 +26,17 @@ from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
 from sarathi_sim.profiler.kernels.op_source import op_source
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch
-from sarathi_sim.simulator.load.workload import at_once, make_requests
+from sarathi_sim.simulator.load.requests import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints, Records
-from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
+from sarathi_sim.simulator.views.explain import breakdown, mixing_s
+from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
-from sarathi_sim.simulator.views.spans import Spans
-from ..report.section import Result, Section
 from .traffic import Demand
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
@@ -176,7 +176,7 @@ class Machine:
             max_length=longest,
         )
         requests = make_requests(at_once(len(prompt)), prompt, output, max_length=longest)
-        return simulate(requests, [scheduler], self.predictor, (self.layers,))
+        return simulate(requests, Replicas([scheduler], self.predictor, (self.layers,)))
 
     @cached_property
     def predictor(self) -> BundlePredictor:
@@ -230,29 +230,6 @@ class Candidate:
     tokens_per_s: float
     tbt_p99_s: float
 
-    @property
-    def name(self) -> str:
-        """Short."""
-        return f"chunk {self.chunk}, batch {self.batch}"
-
-
-@dataclass(frozen=True)
-class Advice:
-    """All results. ``verified`` candidates keep the limit, the best first. ``excluded`` is a faster
-    one that breaks it. ``fixed`` has the best candidate of each fixed chunk that keeps the limit.
-    """
-
-    demand: Demand
-    largest_batch: int
-    excluded: Candidate | None
-    verified: list[Candidate]
-    fixed: dict[int, Candidate]
-
-    def regret(self, chunk: int) -> float:
-        """Percent of the best throughput that a fixed chunk loses. Raises KeyError for one that
-        breaks the limit."""
-        return 100 * (1 - self.fixed[chunk].tokens_per_s / self.verified[0].tokens_per_s)
-
 
 def advise(
     machine: Machine,
@@ -261,11 +238,13 @@ def advise(
     batch_cap: int | None = None,
     tbt_limit_s: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Advice:
+) -> dict[str, Any]:
     """The best chunk size and batch cap for a workload on one tensor-parallel group of GPUs.
 
-    ``tbt_limit_s`` bounds P99 of the time between tokens. Raises UserError for a cap beyond what
-    the memory holds and for a limit that nothing meets, CapacityError where not one request fits.
+    ``verified`` candidates keep the limit, the best first; ``excluded`` is a faster one that breaks
+    it, or None. ``tbt_limit_s`` bounds P99 of the time between tokens. Raises UserError for a cap
+    beyond what the memory holds and for a limit that nothing meets, CapacityError where not one
+    request fits.
     """
     capacity = kv_capacity_tokens(
         machine.ops.model,
@@ -289,9 +268,12 @@ def advise(
             f"--slo: p99 tbt {1e3 * limit_s:g}ms: no chunk and batch meets it; the least time "
             f"between tokens is {1e3 * shortest:.1f} ms"
         )
-    excluded = None if found[0] is verified[0] else found[0]
-    fixed = {one.chunk: one for one in reversed(verified) if one.chunk in FIXED}
-    return Advice(demand, largest, excluded, verified, fixed)
+    return {
+        "workload": demand.line(),
+        "largest_batch": largest,
+        "excluded": None if found[0] is verified[0] else asdict(found[0]),
+        "verified": [asdict(one) for one in verified],
+    }
 
 
 def _search(
@@ -343,43 +325,3 @@ def _simulate(machine: Machine, demand: Demand, chunk: int, batch: int) -> Candi
     (tbt_s,) = weighted_quantiles(*Spans(records.replicas[0]).token_gaps(), [0.99])
     tokens_per_s = int((prompt + output).sum()) / records.end_s
     return Candidate(chunk, batch, tokens_per_s, 0.0 if isnan(tbt_s) else tbt_s)
-
-
-def chunk_answer(model: str, advice: Advice) -> Result:
-    """The answer of ``recommend --policy sarathi``."""
-    question, answer = "Which chunk size and batch?", "\n".join(explain(advice))
-    section = Section("recommend", model, question, answer)
-    content = {"verified": [asdict(one) for one in advice.verified]}
-    return Result(section.words() | content, section)
-
-
-def explain(advice: Advice) -> list[str]:
-    """Lines: the lengths, the best choice, what the limit costs, other chunks, regrets."""
-    best, of_chunk = advice.verified[0], dict[int, Candidate]()
-    for one in advice.verified:
-        of_chunk.setdefault(one.chunk, one)
-    others = [f"{one.name}: {_percent(one, best):+.1f} %" for one in list(of_chunk.values())[1:4]]
-    lines = [
-        f"workload: {advice.demand.line()}",
-        f"best: {best.name} (of at most {advice.largest_batch}): {best.tokens_per_s:,.0f} "
-        f"tokens/s simulated, {1e3 * best.tbt_p99_s:.0f} ms between tokens (p99)",
-        f"next: {'; '.join(others) or 'nothing else was allowed'}",
-        "regret: " + "; ".join(_regret(advice, chunk) for chunk in FIXED),
-    ]
-    if (faster := advice.excluded) is not None:
-        lines.insert(
-            2,
-            f"limited by the TBT limit: {faster.name} would be {_percent(faster, best):.1f} % "
-            f"faster, at {1e3 * faster.tbt_p99_s:.0f} ms between tokens",
-        )
-    return lines
-
-
-def _regret(advice: Advice, chunk: int) -> str:
-    if chunk not in advice.fixed:
-        return f"fixed {chunk} breaks the TBT limit"
-    return f"fixed {chunk} {advice.regret(chunk):.1f} %"
-
-
-def _percent(found: Candidate, best: Candidate) -> float:
-    return 100 * (found.tokens_per_s / best.tokens_per_s - 1)

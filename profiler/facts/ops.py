@@ -62,10 +62,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class Stream:
-    """``times`` elementwise kernels that move ``numbers`` values a token each.
-
-    ``kernel`` is its name in a device file. ``reduced``: a fused all-reduce does it, too.
-    """
+    """``times`` elementwise kernels that move ``numbers`` values a token each. ``kernel`` is its
+    name in a device file. ``reduced``: a fused all-reduce does it, too."""
 
     kernel: str
     numbers: int
@@ -268,7 +266,6 @@ def _gemm(
     layers: Layers = "all",
     present: Callable[[Shard], bool] = _always,
 ) -> Op:
-    """A GEMM of a layer."""
     return Op(
         name, "layer", (TOKENS,), "gemm", "linear", shape=shape, split=split, biased=biased,
         fitted=("gemm",), layers=layers, present=present,
@@ -405,6 +402,36 @@ SENDS = {f"{SEND_RECV}_{scope}": scope for scope in SCOPES}  # fmt: skip
 def op_of(name: str) -> Op:
     """The op called ``name``, or ``<op>_<scope>``; raises KeyError."""
     return OPS[name.removesuffix(f"_{SENDS[name]}") if name in SENDS else name]
+
+
+#: Names of the ops in answers.
+LABELS = {
+    "preproj": "QKV projection",
+    "q_up": "query up-projection",
+    "kv_up": "KV up-projection",
+    "attn_prefill": "attention of prompts",
+    "attn_decode": "attention of decodes",
+    "postproj": "output projection",
+    "recurrent_in": "recurrent input projection",
+    "recurrent_out": "recurrent output projection",
+    "ffn_ln1": "FFN up-projection",
+    "ffn_ln2": "FFN down-projection",
+    "moe_router": "router of experts",
+    "moe": "experts",
+    "all_to_all": "all-to-all of experts",
+    "shared_ln1": "shared experts' up-projection",
+    "shared_ln2": "shared experts' down-projection",
+    "others": "elementwise ops",
+    "all_reduce": "all-reduce",
+    "embedding": "embedding",
+    "lm_head": "LM head",
+    "send_recv": "transfers between stages",
+}
+
+
+def op_label(name: str) -> str:
+    """The name of an op in answers; any other name as it is."""
+    return LABELS[op_of(name).name] if name in OPS or name in SENDS else name
 
 
 #: Names of the accounts in tables.

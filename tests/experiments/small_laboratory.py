@@ -1,4 +1,4 @@
-"""A laboratory in a folder, a scenario judged by a run of its own, and an answer in words."""
+"""A laboratory in a folder, a scenario judged by a run of its own, and an answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from sarathi_sim.experiments.capacity.options import Option, Wanted, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Objective, Verdict, judge
-from sarathi_sim.experiments.capacity.written import recommend_answer
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.report.capacity_answers import recommend_section
 from sarathi_sim.experiments.report.section import Section
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import HERE
+from tests.experiments.small_report import recommended, searched
 
 
 def question(**given: object) -> Wanted:
@@ -63,14 +64,7 @@ def verdict_of(scenario: Scenario, objectives: Sequence[Objective]) -> Verdict:
 
 
 def recommendation(**given: Any) -> Section:
-    """The answer of ``recommend`` on a deployment that carries nothing, or on what is given."""
-    row = {"name": "TP 8", "why": "", "capacity": 0.0, "settled": True, "interval": [0, 0],
-           "gpus": 8, "replicas": 1, "rejected_share": 0.0, "curve": [], "tp": 8, "pp": 1,
-           "scenario": {"policy": {}}}  # fmt: skip
-    prices = {"currency": "USD", "date": "2026-01-01", "mark": "assumed"}
-    return recommend_answer({
-        "deployments": [row | given.pop("row", {})], "load": "rate", "rate": None,
-        "tolerance": 0.05, "winner": None, "one_fewer": None, "screened": [], "dropped": {},
-        "replicas": 1, "model": "m", "devices": ["d"], "gpus": 8, "slo": "p99 ttft 1s",
-        "command": None, "needs": None, "keep": 0.9, "prices": prices, **given,
-    })  # fmt: skip
+    """The answer of ``recommend`` on a deployment that sustains nothing, or 8 requests/s."""
+    load = given.pop("capacity", 0.0)
+    row = searched("TP 8 x 1", 8, load or 1.0) | {"capacity": load, "carries": load or None}
+    return recommend_section(None, recommended(row, **given))

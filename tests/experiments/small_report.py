@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,32 @@ def write_difference(result: Path, folder: Path) -> Path:
     return folder
 
 
+def recorded_run(
+    check: Mapping[str, tuple[float, float, float, float]], **off_pct: float
+) -> dict[str, Any]:
+    """A recorded run as ``score`` says it: by path the predicted and the measured number and the
+    ends of the band, by simulation the percent by which all means are off."""
+    off_pct = {"zero": 1.0} | off_pct
+    measures = ("ttft_s", "tpot_s", "latency_s")
+    off = {
+        name: {"off_pct": {m: {"mean": value} for m in measures}, "notes": []}
+        for name, value in off_pct.items()
+    }
+    numbers = {
+        path: {"predicted": ours, "measured": real, "band": [low, high]}
+        | {"inside": low <= real <= high}
+        for path, (ours, real, low, high) in check.items()
+    }
+    remains = dict.fromkeys(("latency_s", "host", "frontend", "first_token", "later_tokens"), 0.0)
+    about = {"requests": 50, "measured": {}, "too_fast": "", "stack_error": None}
+    return {"check": numbers, "remains": {**remains, "parts": {}}, **about, **off}
+
+
 def write_recorded(folder: Path) -> Path:
     """The summary of a score of two recorded runs."""
-
-    def off(percent: float) -> dict[str, Any]:
-        return {"off_pct": {m: {"mean": percent} for m in ("ttft_s", "tpot_s", "latency_s")}}
-
+    check = {"ttft_s.mean": (0.3, 0.9, 0.2, 1.0), "tpot_s.mean": (0.02, 0.04, 0.01, 0.03)}
     runs = {
-        name: {"requests": 50, "measured": {}, "zero": off(-12.5), "fitted": off(float(number))}
+        name: recorded_run(check, zero=-12.5, fitted=float(number))
         for number, name in enumerate(("first", "second"), start=1)
     }
     with result_folder(folder, SCORE_FORMAT) as scratch:
@@ -66,17 +85,17 @@ def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
 
     def probe(load: float, stress: float) -> dict[str, Any]:
         speeds = {"tokens_per_s_per_user": 50 / load, "output_tokens_per_s_per_gpu": 100 * load}
-        latencies = {"ttft_p99_s": stress, "tbt_p99_s": 0.05, "output_tokens_per_s": 100 * load}
+        latencies = {"ttft_p99_s": stress, "tbt_p99_s": 0.05}
+        latencies |= {"input_tokens_per_s": 400 * load, "output_tokens_per_s": 100 * load}
         about = {"run": f"{gpus}{load:g}", "holds": stress <= 1, "stress": {"p99 ttft 1s": stress}}
         kept = {"overloaded": False, "requests_per_s": load, "rejected_share": 0.0}
         return {"load": load, "requests": 2500, **about, **kept, **speeds, **latencies}
 
     numbers = {"capacity": capacity, "interval": [0.9 * capacity, capacity], "band": [1.0, 9.0]}
     numbers |= {"settled": True, "why_not": "", "rejected_share": 0.0, "offered": capacity}
-    numbers |= {"replicas": 1, "simulated_replicas": 1, "point": {"scenario": name}}
-    numbers |= {"carries": capacity, "tp": gpus, "pp": 1}
-    policy = {"name": "vllm", "max_num_batched_tokens": 256, "max_num_seqs": 16}
-    numbers["scenario"] = {"policy": policy}
+    numbers |= {"replicas": 1, "simulated_replicas": 1, "device": "a6000", "stack": "vllm"}
+    numbers |= {"point": {"shape": name.partition(" budget ")[0]}, "at_rate": None}
+    numbers |= {"carries": capacity, "gpus_paid": gpus}
     curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
     binds = {"slo": "p99 ttft 1s", "because": "queueing", "at_load": 1.1 * capacity}
     binds |= {"kv_peak_share": 0.25, "bubble_share": 0.1, "queueing_share_of_ttft": 0.9}
@@ -108,32 +127,41 @@ def write_capacities(folder: Path) -> Path:
     return folder
 
 
-def write_recommendation(folder: Path) -> Path:
-    """What ``recommend`` writes of two finalists, one that was screened, and one dropped."""
-    rows = [
-        {**searched("TP 8 budget 256 seqs 16", 8, 8.0), "why": "carries 8.00 requests/s"},
-        {**searched("TP 2 budget 256 seqs 16 x 4", 8, 6.0), "why": "-25.0 % requests/s"},
-    ]
-    content = {
+def recommended(*rows: dict[str, Any], **given: Any) -> dict[str, Any]:
+    """The content of the summary of ``recommend`` on 8 GPUs, with these finalists."""
+    carries = bool(rows[0]["capacity"])
+    return {
         "model": "llama-13b",
         "devices": ["a6000"],
         "gpus": 8,
         "rate": None,
         "slo": "p99 ttft 1s",
         "load": "rate",
-        "deployments": rows,
-        "screened": [{**searched("TP 4 budget 256 seqs 16", 4, 2.5), "replicas": 2, "about": 5.0}],
-        "dropped": {"TP 1 budget 256 seqs 16": "does not fit"},
+        "deployments": list(rows),
+        "screened": [],
+        "dropped": {},
+        "far_neighbours": [],
+        "equal": [],
+        "next": None,
         "prices": PRICES,
-        "tolerance": 0.05,
+        "tolerance": 0.11,
         "keep": 0.9,
         "notes": {"TP 2": ["traffic: all alike"]},
-        "winner": "TP 8 budget 256 seqs 16",
+        "winner": rows[0]["name"] if carries else None,
         "one_fewer": None,
-        "replicas": 1,
-        "command": "vllm serve llama-13b",
+        "command": "vllm serve llama-13b" if carries else None,
         "needs": None,
+        **given,
     }
+
+
+def write_recommendation(folder: Path) -> Path:
+    """What ``recommend`` writes of two finalists, one that was screened, and one left out."""
+    rows = searched("TP 8 budget 256 seqs 16", 8, 8.0), searched("TP 2 budget 256 seqs 16", 8, 6.0)
+    screened = {**searched("TP 4 budget 256 seqs 16", 4, 2.5), "replicas": 2, "about": 5.0}
+    left = {"stage": "unfit", "beaten_by": None, "at": None, "clause": "does not fit"}
+    dropped = {"TP 1 budget 256 seqs 16": left}
+    content = recommended(*rows, screened=[screened], dropped=dropped)
     with result_folder(folder, RECOMMEND_FORMAT) as scratch:
         write_summary(scratch, RECOMMEND_FORMAT, content)
         (scratch / "winner.yaml").write_text("name: winner\n")

@@ -23,6 +23,7 @@ from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.report.render import consoles, terminal
+from sarathi_sim.experiments.report.run_answers import run_section
 from sarathi_sim.experiments.report.section import (
     Section,
     Table,
@@ -157,7 +158,7 @@ def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
 
 
 def test_prices_and_what_was_not_tried_are_said() -> None:
-    *_, prices, not_tried = answered(wanted(model="llama-3.1-8b")).assumed
+    _, prices, *_, not_tried = answered(wanted(model="llama-3.1-8b", workload="9:9")).assumed
     assert prices == "prices: USD of 2026-01-01, assumed"
     assert not_tried == (
         "not tried: token budgets but 2048; sequence limits but 256; formats but fp8_block; "
@@ -197,9 +198,9 @@ def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
     span = {dtype: one["scenarios"]["mixture"]["makespan_s"] for dtype, one in found.items()}
     low, high = found["fp8"]["scenarios"]["mixture"]["makespan_s_band"]
     assert low < span["fp8_block"] < span["fp8"] < high
-    (warning,) = (one for one in found["fp8"]["warnings"] if one.startswith("moe: "))
+    (warning,) = (one for one in run_section(found["fp8"]).warnings if one.startswith("experts: "))
     assert "times as long as in bf16" in warning and "give dtype fp8_block" in warning
-    assert not any("fp8_block" in one for one in found["fp8_block"]["warnings"])
+    assert not any("fp8_block" in one for one in run_section(found["fp8_block"]).warnings)
     narrow = found["fp8_block"]["scenarios"]["mixture"]["makespan_s_band"]
     assert narrow[1] / narrow[0] < min(1.2, 0.7 * high / low)
 
@@ -270,7 +271,7 @@ def test_terminal_json_and_page_say_the_same(
 
     began, block = told.index(words["answer"]), told.index("Assumed")
     last = told.index("Keep in mind")
-    for said, line in zip(words["assumptions"], told[block + 1 : last - 1], strict=True):
+    for said, line in zip(words["assumptions"], told[block + 1 : last], strict=True):
         topic, text = topic_of(said)
         assert line.startswith(f"  {topic} ") and line.endswith(f"  {text}")
     warned = [f"  {line}" for line in words["warnings"]]

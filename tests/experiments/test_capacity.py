@@ -17,7 +17,6 @@ from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import answer as asking
 from sarathi_sim.experiments.capacity import search as searching
 from sarathi_sim.experiments.capacity import slo as slos
-from sarathi_sim.experiments.capacity import written
 from sarathi_sim.experiments.capacity.answer import answers, read_question
 from sarathi_sim.experiments.capacity.options import options_of, plan_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
@@ -25,6 +24,7 @@ from sarathi_sim.experiments.capacity.search import Crossing, Probe, Probed, Sea
 from sarathi_sim.experiments.capacity.slo import Objective, Verdict, judge, parse_slo
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.report.capacity_charts import cheapest, points
+from sarathi_sim.experiments.run.uncertainty import capacity_error
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.quantile import quantile
 from tests.experiments.small_config import called, summary_of
@@ -546,6 +546,12 @@ def test_the_command(tmp_path: Path) -> None:
         assert max(one["curve"], key=lambda probe: probe["load"])["holds"] is False
         less, more = (bound / one["capacity"] for bound in one["band"])
         assert less < 0.97 < 1.03 < more, "ops are known to about 5 %"
+        shares = [[end / one["capacity"] for end in one[key]] for key in ("interval", "band")]
+        logs = np.log([*shares, np.exp(np.array([-1, 1]) * capacity_error().half_width["dense"])])
+        whole = one["capacity"] * np.exp(
+            [-np.hypot.reduce(logs[:, 0]), np.hypot.reduce(logs[:, 1])]
+        )
+        assert one["uncertainty"] == pytest.approx(whole)
         assert one["binds"]["slo"] in ("p90 ttft 500ms", "mean tbt 100ms", "overload")
         cost = asking.per_million_tokens(
             asking.load_prices(None).of("a6000"), 1, 8 * one["capacity"]
@@ -581,6 +587,7 @@ def test_a_relaxed_slo_costs_less() -> None:
     def probe(load: float, stress: float, overloaded: bool = False) -> dict[str, Any]:
         about = {"run": "r", "holds": stress <= 1, "overloaded": overloaded, "load": load}
         numbers = {"requests_per_s": 0.9 * load, "output_tokens_per_s": 9.0 * load}
+        numbers["input_tokens_per_s"] = 90.0 * load
         drawn = dict.fromkeys(("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user"), 1.0)
         gpu = {"output_tokens_per_s_per_gpu": load}
         return {**about, **numbers, **drawn, **gpu, "stress": {"a": stress, "b": 0.1}}
@@ -590,6 +597,7 @@ def test_a_relaxed_slo_costs_less() -> None:
     row |= {"settled": True, "capacity": 2.0}
     asking.add_costs(row, 3.6)
     assert row["per_million_output_tokens"] == pytest.approx(1e3 / 18)
+    assert row["per_million_input_tokens"] == pytest.approx(100 / 18)
     table = points([row])
     assert table["stress"].isna().tolist() == [False, False, False, True]
     limits, costs = cheapest(table.dropna())
@@ -598,65 +606,6 @@ def test_a_relaxed_slo_costs_less() -> None:
     none: dict[str, Any] = {"name": "none", "at_capacity": None}
     asking.add_costs(none, 3.6)
     assert none["per_million_output_tokens"] is None
-
-
-def sentence(rows: list[dict[str, Any]]) -> str:
-    return written.sentence(rows, "requests/s", "USD")
-
-
-def found_at(name: str, load: float, low: float, high: float) -> dict[str, Any]:
-    known: dict[str, Any] = {"settled": True, "rejected_share": 0.0}
-    known |= {"gpus": 1, "replicas": 1, "tp": 1, "pp": 1}
-    return {"name": name, "capacity": load, "interval": [low, high], **known}
-
-
-def test_a_limit_that_nothing_keeps_says_by_how_much() -> None:
-    why = {"slo": "p99 ttft 1ms", "because": "iterations", "at_load": 0.5, "mean_batch": 1}
-    why |= dict.fromkeys(("kv_peak_share", "bubble_share", "queueing_share_of_ttft"), 0.0)
-    probe = {"load": 0.5, "stress": {"p99 ttft 1ms": 32.0}}
-    (row,) = written.breaking(
-        [found_at("one", 0.0, 0.0, 0.0) | {"binds": why, "curve": [probe]}]
-    ).rows
-    assert row[0] == "one"
-    assert row[1].startswith(
-        "even under a small load p99 ttft 1ms (32.00 times the limit) breaks first, because "
-    )
-    assert row[2:] == ["0.5", "0", "0", "0", "1"]
-
-
-def test_the_answer_is_a_sentence() -> None:
-    best, near = found_at("TP 2", 4.0, 3.9, 4.1), found_at("TP 1", 3.95, 3.8, 4.0)
-    far = found_at("TP 4", 2.0, 1.9, 2.1)
-    said = sentence([best])
-    assert said == "TP 2, 1 server of 1 GPU (TP 1), carries 4.00 requests/s."
-    large = best | {"gpus": 16, "replicas": 2, "tp": 4, "pp": 2, "per_million_output_tokens": 2.5}
-    assert sentence([large]) == (
-        "TP 2, 2 servers of 8 GPUs each (TP 4 PP 2), carries 4.00 requests/s at 2.50 USD per "
-        "million output tokens."
-    )
-    assert sentence([near, far, best]).endswith("(1 % more than TP 1, whose interval overlaps).")
-    assert sentence([far, best]).endswith("(100 % more than TP 4).")
-    none = found_at("TP 1", 0.0, 0.0, 0.0)
-    assert "No deployment" in sentence([none])
-    some = best | {"rejected_share": 0.25}
-    assert "and rejects 25.0% of what is offered" in sentence([some])
-    assert written.capacity_text(some) == "4.00 (25.0% more rejected)"
-    unknown = {"name": "TP 2", "gpus": 2, "capacity": None, "error": "the SLO holds"}
-    unknown["settled"] = False
-    assert sentence([none, unknown]).startswith("No capacity was found: ")
-    assert written.breaking([unknown]).rows == []
-    assert written.doubts([unknown], 0.05, "") == ["TP 2: no capacity: the SLO holds"]
-
-
-def test_what_is_not_settled_is_said() -> None:
-    why = {"settled": False, "why_not": "runs of 200 requests last 9 s"}
-    unknown = found_at("one", 211.0, 210.0, 212.0) | why | {"capacity": None}
-    (told,) = written.doubts([unknown], 0.05, "give more")
-    assert told == "one: not settled: runs of 200 requests last 9 s: give more"
-    assert written.capacity_text(unknown) == "not settled"
-    assert written.doubts([found_at("one", 211.0, 210.0, 212.0)], 0.05, "") == []
-    (wide,) = written.doubts([found_at("one", 211.0, 200.0, 222.0)], 0.05, "")
-    assert wide.startswith("one: the interval is 10.4 % wide")
 
 
 def test_a_run_that_fails_is_said(laboratory: Laboratory, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from sarathi_sim.experiments.report.charts import (
     all_run_charts,
     cdf,
     completions,
-    fit_chart,
     ledger,
     run_charts,
     run_heading,
@@ -36,6 +35,7 @@ from sarathi_sim.experiments.report.palette import (
     policy_colour,
     policy_styles,
 )
+from sarathi_sim.experiments.report.score_answers import fit_chart
 from sarathi_sim.experiments.report.section import (
     MOST_NAMED,
     Axis,
@@ -49,7 +49,7 @@ from sarathi_sim.experiments.report.sweep_charts import sweep_charts
 from sarathi_sim.experiments.report.timeline import StageSlices, Window, joined
 from sarathi_sim.experiments.results import Tables
 from sarathi_sim.experiments.run.experiment import ExperimentResult, simulate_all, tables_of
-from sarathi_sim.experiments.sweeps.sweep_answer import read_sweep
+from sarathi_sim.experiments.sweeps.sweep import read_sweep
 from sarathi_sim.profiler.bundle.schema import load_bundle
 from sarathi_sim.simulator.confidence.bands import fit_band
 from sarathi_sim.simulator.confidence.held_out import op_tables

@@ -17,7 +17,7 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.measuring.measure import asked_for, missing_degrees
 from sarathi_sim.profiler.measuring.to_bundle import write_device
-from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.planning.grid import Limits, Settings
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import SMALL, Write, called, refused
 from tests.experiments.small_sweep import tree
@@ -126,9 +126,7 @@ def test_figures_with_a_file_of_the_users_are_not_replaced(
 # profiles -----------------------------------------------------------------------------------------
 
 
-def test_a_bundle_with_a_file_of_the_users_and_no_bundle_are_not_replaced(
-    tmp_path: Path,
-) -> None:
+def test_a_bundle_with_a_file_of_the_users_and_no_bundle_are_not_replaced(tmp_path: Path) -> None:
     root = tmp_path / "P"
     bundle = written(root)
     assert written(root) == bundle, "ours is replaced"

@@ -5,10 +5,12 @@ where the best stands next to one that carries much less.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,35 +21,36 @@ from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
-from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
+from sarathi_sim.experiments.capacity.options import Left, Option, Wanted, deployable, plan_of
 from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
+    Recommendation,
     Worth,
     answer_of,
-    failed_runs,
+    far_neighbours,
     recommend,
     recommend_files,
     refined,
+    servers_90,
     whole,
     winner,
 )
 from sarathi_sim.experiments.capacity.search import Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.report.capacity_answers import recommend_section
 from sarathi_sim.experiments.report.capacity_charts import capacity_charts, front
 from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
-from sarathi_sim.simulator.views.metric_registry import number_text
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, number_text
 from tests.experiments.small_config import HERE, called
 from tests.experiments.small_laboratory import (
     analysed,
     laboratory,
     opened,
     question,
-    recommendation,
     served_per_s,
     verdict_of,
 )
@@ -69,15 +72,6 @@ def regular(asked: Wanted, cv: float = 0.2, **given: object) -> Wanted:
     section = CapacitySection(slo=asked.section.slo, **given)  # type: ignore[arg-type]
     arrivals = {"kind": "gamma", "rate": 1, "cv": cv}
     return replace(asked, section=section, workload={**asked.workload, "arrivals": arrivals})
-
-
-def test_a_deployment_whose_run_failed_is_told() -> None:
-    """A failed run says nothing of its deployment; one that breaks the SLO is dropped for that."""
-    failure = "RuntimeError: the worker has other code"
-    dropped = {"TP 1": "breaks p99 ttft 1s at 3 requests/s", "TP 2": failure}
-    said = f"TP 2: left out, as a run failed: {failure}"
-    assert failed_runs(dropped, {"a key": failure}.values()) == {"TP 2": said}
-    assert not failed_runs(dropped, {}.values())
 
 
 @pytest.mark.slow
@@ -103,10 +97,11 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     for one in found.screened:
         near = pytest.approx(loads[one.option.name], rel=SCREENING + tolerance)
         assert one.load * one.replicas == near
-    for way in ("over 30% behind", "by its op times", "breaks p90 ttft 500ms at"):
-        assert any(way in reason for reason in found.dropped.values()), found.dropped
-    for name, reason in found.dropped.items():
-        assert loads[name] <= best * (0.7 if "behind" in reason else 1.0) * (1 + tolerance)
+    assert {"bound", "race"} <= {left.stage for left in found.dropped.values()}
+    for name, left in found.dropped.items():
+        assert left.clause in (None, "p90 ttft 500ms") and left.at is not None
+        servers = 2 // next(one.gpus for one in options if one.name == name)
+        assert loads[name] <= left.at * servers * (1 + tolerance) <= best * (1 + tolerance) ** 2
     for option in options:
         most = worth.of(option, most_requests_per_s(option, asked.section.objectives))
         assert loads[option.name] < most.load * most.replicas, option.name
@@ -120,7 +115,8 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert command.startswith("vllm serve huggyllama/llama-13b --tensor-parallel-size")
     assert content["needs"] is None
     files = {one: {*recommend_files(asked, content | {"command": one})} for one in ("vllm", None)}
-    assert files["vllm"] - files[None] == {"launch.sh"}
+    assert files["vllm"] - files[None] == {"launch.sh"} and "load.sh" in files["vllm"]
+    assert f"--request-rate {row['offered']:.6g} --burstiness 25 " in content["load_command"]
     again = winner(content, asked)
     assert again.pop("name") == "winner"
     assert again.pop("capacity")["slo"] == asked.section.slo
@@ -155,14 +151,22 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         first, fewer = content["deployments"][0], content["one_fewer"]
         assert first["capacity"] > 20 and (first["carries"], first["settled"]) == (20, True)
         assert first["at_rate"]["holds"] and first["at_rate"]["load"] == fewer["load"] == 20
-        cost = number_text(first["per_million_output_tokens"])
-        told = f"carry 20.00 requests/s at {cost} USD per million output tokens"
-        assert re.match(
-            rf"{first['replicas']} servers of \d GPUs? each \(TP \d\), max_num_batched_tokens \d+, "
-            rf"max_num_seqs \d+, {told}",
-            content["answer"],
+        low, high = (load / first["replicas"] for load in first["uncertainty"])
+        assert first["servers_90"] == [math.ceil(20 / high), math.ceil(20 / low)]
+        section = recommend_section(None, content)
+        value = f"{first['per_hour']:,.2f} USD per hour for 20 requests/s"
+        said = f"best: {replicas[0]} servers of TP 1 budget 128 seqs 8, {replicas[0]} GPUs, {value}"
+        assert section.answer.startswith(said)
+        sizes = section.tables[0].note.splitlines()[-3:]
+        assert re.fullmatch(
+            r"One server fewer: .* breaks p90 ttft 500ms .*at 20.00 req.*", sizes[0]
         )
-        assert "; one server fewer is too few: at 20.00 requests/s it b" in content["answer"]
+        per_server, each = first["capacity"] / replicas[0], first["per_hour"] / replicas[0]
+        assert sizes[1].endswith(
+            f"sustains {number_text(per_server * (replicas[0] + 1))} requests/s (computed)."
+        )
+        twice = math.ceil(40 / per_server)
+        assert sizes[2].startswith(f"Twice the rate: {twice} GPUs, {twice * each:.2f} USD per hour")
         price = pytest.approx(price_at(20.0, found.finalists[0].option, prices), rel=1e-9)
         assert first["per_million_output_tokens"] == price
         assert winner(content, asked)["workload"]["arrivals"]["rate"] == 20
@@ -172,6 +176,21 @@ def test_the_replicas_for_a_rate_are_the_fewest(
             traffic = under.workload.model_copy(update={"requests": 800})
             under = under.model_copy(update={"workload": traffic, "seed": 77})
             assert verdict_of(under, asked.section.objectives).holds == holds, name
+
+
+@pytest.mark.parametrize(
+    ("uncertainty", "replicas", "rate", "servers"),
+    [
+        ((20.0, 45.0), 3, 30.0, [2, 5]),  # 15 and 6.7 requests/s each: 2 and 4.5 of them
+        ((25.0, 36.0), 2, 10.0, [1, 2]),  # 12.5 each at the worst: one would do, but is too few
+        ((20.0, 45.0), 3, 60.0, [4, 9]),  # the three do not carry it
+        (None, 3, 30.0, None),
+    ],
+)
+def test_the_fewest_and_the_most_servers_for_a_rate(
+    uncertainty: tuple[float, float] | None, replicas: int, rate: float, servers: list[int] | None
+) -> None:
+    assert servers_90(uncertainty, replicas, rate) == servers
 
 
 def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +333,8 @@ def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_dropped_with_the_reason() -> None:
     _, dropped = deployable(wanted(model="llama-2-70b", device="a100-80g-sxm", gpus=1))
     assert dropped
-    assert all("70b" in reason or "does not fit" in reason for reason in dropped.values())
+    assert {left.stage for left in dropped.values()} == {"unfit"}
+    assert all("70b" in str(o.clause) or "does not fit" in str(o.clause) for o in dropped.values())
 
 
 def test_prices(tmp_path: Path) -> None:
@@ -377,7 +397,7 @@ def test_recommend_refines_on_request(tmp_path: Path) -> None:
     }
     content = answer_of(found, asked, prices)
     assert content["winner"] == "TP 1 budget 128 seqs 4 x 1"
-    assert any("TP 1 budget 576 seqs 4 next to it" in line for line in content["warnings"])
+    assert [one["name"] for one in content["far_neighbours"]] == ["TP 1 budget 576 seqs 4"]
 
 
 # Next to the best -------------------------------------------------------------------------------
@@ -464,8 +484,8 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     best, far = (one["capacity"] for one in content["deployments"])
     assert best > 2 * far, "a chunk of 600 tokens takes longer than 150 ms"
     (warning,) = (line for line in content["warnings"] if "next to it" in line)
-    assert warning.startswith("chunk 128 carries the most, and chunk 1024 next to it ")
-    assert "give --refine" in warning and f"warning: {warning}" in printed
+    assert warning.startswith("chunk 128 is the best, and chunk 1024 next to it is far behind ")
+    assert "give --refine" in warning and f"  {warning}\n" in printed
     runs = tmp_path / "out" / "probes" / "runs"
     before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
 
@@ -473,7 +493,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     names = [one["name"] for one in finer["deployments"]]
     assert names == [f"chunk {chunk}" for chunk in (128, 384, 576, 768, 1024)]
     assert [finer["deployments"][place] for place in (0, 4)] == content["deployments"]
-    assert finer["answer"].startswith("chunk 384, 1 server of 1 GPU (TP 1), carries ")
+    assert finer["answer"].startswith("best: chunk 384, ")
     assert max(one["capacity"] for one in finer["deployments"]) > 1.2 * best
     assert not any("next to it" in line for line in finer["warnings"]), "576 carries 94 % of it"
     kept = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
@@ -494,46 +514,33 @@ def test_what_cannot_be_deployed_is_left_out(tmp_path: Path) -> None:
     assert "not between: " in printed and "cluster.tp" in printed
 
 
-def answer(dropped: dict[str, str], **given: Any) -> list[str]:
-    """The warnings of a recommendation whose first carries 20 requests/s with two replicas."""
-    binds = {"slo": "p99 tbt 50ms", "because": "iterations", "at_load": 21.0, "mean_batch": 9}
-    binds |= {"kv_peak_share": 0.5, "bubble_share": 0.0, "queueing_share_of_ttft": 0.1}
-    row = {"name": "TP 2 budget 512 seqs 128 x 2", "why": "carries 20", "capacity": 20.0}
-    row |= {"carries": 20.0, "replicas": 2, "interval": [19.8, 20.2], "gpus": 4, "binds": binds}
-    about = {"winner": "x", "replicas": 2, "gpus": 4, "command": "vllm serve m", **given}
-    return list(recommendation(row=row, dropped=dropped, **about).warnings)
-
-
-def test_an_answer_without_a_command_says_which_checkpoint_it_needs() -> None:
-    needs = "no launch file: no checkpoint of m in int4_wo that vllm loads is known by name"
-    assert answer({}, command=None, needs=needs)[-1] == needs
-    assert not [line for line in answer({}) if "launch" in line]
+def far(best: Option, others: dict[str, Left], options: list[Option]) -> list[str]:
+    """The neighbours of a deployment whose two servers sustain 20 requests/s that are far off."""
+    two = best.changed(f"{best.name} x 2", best.scenario.having("cluster", replicas=2))
+    first = SimpleNamespace(option=two, load=20.0)
+    screened: list[Any] = []
+    found = Recommendation([first], screened, others, {}, options)  # type: ignore[list-item]
+    return [one["name"] for one in far_neighbours(found)]
 
 
 @pytest.mark.parametrize(
-    ("name", "why", "told"),
+    ("name", "left", "told"),
     [
-        ("budget 1024 seqs 128", "breaks p99 tbt 50ms at 14 requests/s: over 30% behind X", True),
-        ("budget 1024 seqs 128", "breaks p99 tbt 50ms at 0.01 requests/s: under any load", True),
-        ("budget 1024 seqs 128", "at most 9.9 requests/s by its op times: over 30% behind", True),
-        ("budget 1024 seqs 128", "at most 13 requests/s by its op times: over 30% behind", False),
-        ("budget 512 seqs 64", "breaks p90 ttft 1s at 20 requests/s: no better than X", False),
-        ("budget 1024 seqs 128", "weights take 70 GB, more than the memory", False),
-        ("budget 576 seqs 128", "breaks p99 tbt 50ms at 14 requests/s: over 30% behind X", False),
-        ("budget 1024 seqs 64", "breaks p99 tbt 50ms at 14 requests/s: over 30% behind X", False),
+        ("budget 1024 seqs 128", Left("race", "X", 7.0, "p99 tbt 50ms"), True),
+        ("budget 1024 seqs 128", Left("race", None, 0.01, "p99 tbt 50ms"), True),
+        ("budget 1024 seqs 128", Left("race", "X", 7.1, "p99 tbt 50ms"), False),
+        ("budget 1024 seqs 128", Left("bound", "X", 4.9), True),
+        ("budget 1024 seqs 128", Left("bound", "X", 6.5), False),
+        ("budget 1024 seqs 128", Left("alone", clause="a token takes 60 ms"), True),
+        ("budget 1024 seqs 128", Left("failed", clause="RuntimeError"), False),
+        ("budget 576 seqs 128", Left("race", "X", 7.0, "p99 tbt 50ms"), False),
+        ("budget 1024 seqs 64", Left("race", "X", 7.0, "p99 tbt 50ms"), False),
     ],
 )
-def test_recommend_names_what_breaks_next_to_the_best(name: str, why: str, told: bool) -> None:
-    warnings = answer({f"TP 2 {name}": why, "TP 1 budget 1024 seqs 128": "breaks p: behind"})
-    assert len(warnings) == told
-    if told:
-        reason = why.partition(":")[0]
-        assert f"and TP 2 {name} next to it is far behind ({reason})" in warnings[0]
-        assert "give --set refine=1" in warnings[0]
-
-
-def test_what_was_screened_is_compared_by_replicas() -> None:
-    there = {"name": "TP 2 budget 1024 seqs 128", "replicas": 2, "curve": []}
-    assert answer({}, screened=[{**there, "about": 11.0}]) == []
-    (warning,) = answer({}, screened=[{**there, "about": 9.0}])
-    assert "(carries 4.50 requests/s a replica)" in warning
+def test_what_breaks_next_to_the_best(name: str, left: Left, told: bool) -> None:
+    """Where values lie between, and all else is alike."""
+    asked = wanted(gpus=1, budget="512,576,1024", seqs="64,128", max_length=1024)
+    options, _ = deployable(asked)
+    named = {one.name: one for one in options}
+    there = [named["TP 1 budget 512 seqs 128"], named[f"TP 1 {name}"]]
+    assert far(there[0], {there[1].name: left}, there) == [there[1].name] * told

@@ -38,8 +38,9 @@ from sarathi_sim.experiments.capacity.recommend import (
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.deployment import default_handover, deploy
 from sarathi_sim.experiments.config.loading import check_scenario, load_experiment
+from sarathi_sim.experiments.config.pools import pool_of
 from sarathi_sim.experiments.config.scenario import POOLS
-from sarathi_sim.experiments.config.two_pools import pool_of
+from sarathi_sim.experiments.report.capacity_answers import recommend_section
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
@@ -53,8 +54,8 @@ GAPS = {"slo": "p90 ttft 1s, p90 tbt_max 60ms", "budget": "2048"}
 # Few clients wait for tokens whose drafts nearly always hold: drafts win.
 HOLD = {"speculation": "mtp:0.9,0.8", "drafts": "0,2", "seqs": "8"}
 TWO, DRAFTS = (
-    ("prefill worker", "kv_consumer", "prefill_replicas"),
-    ("2 drafts a decode", '"num_speculative_tokens": 2', "dp", "drafts"),
+    (" prefill TP ", "kv_consumer", "prefill_replicas"),
+    ("drafts 2", '"num_speculative_tokens": 2', "dp", "drafts"),
 )
 
 
@@ -412,7 +413,8 @@ def test_the_winner_keeps_the_slo_with_another_seed(
     cost = row["per_hour"] / 3600 / tokens * 1e6
     assert row["per_million_output_tokens"] == pytest.approx(cost, rel=0.01)
     table = recommend_files(asked, content)["recommend.csv"].decode().splitlines()
-    text = "\n".join([content["answer"], content["command"], table[0]])
+    answer = recommend_section(None, content).answer
+    text = "\n".join([answer, content["command"], table[0]])
     assert all(word in text for word in words)
     first = dict(zip(table[0].split(","), table[1].split(","), strict=False))
     for name, pool in zip(POOLS, option.deployment.pools, strict=True) if option.pooled else ():

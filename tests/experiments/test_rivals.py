@@ -11,7 +11,6 @@ from scipy import stats
 
 from sarathi_sim.experiments.capacity.rivals import Rival, paired_half_width, weigh
 from sarathi_sim.experiments.capacity.search import Capacity, Crossing
-from sarathi_sim.experiments.capacity.written import why_best
 
 
 def option(stack: str | None = "vllm", device: str = "h200-sxm", gpus: int = 1) -> Any:
@@ -90,31 +89,3 @@ def test_what_was_only_screened_counts_as_uncertain_as_it_is() -> None:
     assert (found.equal, found.next, found.at_least) == (("near",), "further", False)
     found = weigh(best, others[:1], lambda _, load: load, NONE, math.log(1.05), 9.0)
     assert (found.next, found.at_least) == ("", True) and found.saves == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    ("equal", "second", "told"),
-    [
-        ([], None, ""),
-        (["a"], None, "; a is equal in price"),
-        ("abcde", None, "; a, b, c and 2 more are equal in price"),
-        (
-            ["a"],
-            {"name": "b", "saves": 0.164, "at_least": False},
-            "; a is equal in price; 16.4 % cheaper than the next, b",
-        ),
-        (
-            [],
-            {"name": "", "saves": 0.3, "at_least": True},
-            "; at least 30.0 % cheaper than all others",
-        ),
-    ],
-)
-def test_the_sentence_names_what_is_equal_and_claims_no_more_than_is_known(
-    equal: list[str], second: dict[str, Any] | None, told: str
-) -> None:
-    binds = {"slo": "p99 tbt 50ms", "because": "iterations"}
-    row = {"carries": 8.0, "capacity": 9.0, "rejected_share": 0.0, "at_rate": None, "binds": binds}
-    row["per_million_output_tokens"] = 1.04
-    said = why_best(row, {"equal": list(equal), "next": second}, "USD")
-    assert said.partition("take that long")[2] == told

@@ -47,7 +47,7 @@ def service_s(**scale: float) -> float:
 
 def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
     """With all ops the capacity falls as they get slower; with one op, by its share of them."""
-    out, asked = tmp_path / "out", {"only": ["all ops", "ffn_ln1"], "replications": 1}
+    out, asked = tmp_path / "out", {"only": ["all ops", "FFN up-projection"], "replications": 1}
     table = sim.capacity(ONE_SERVER, sensitivity=True, **asked, out=out).table
     elasticity = table.set_index("factor")["elasticity"]
     assert elasticity["all ops"] == pytest.approx(-1, rel=0.02)
@@ -100,7 +100,7 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     assert rows["link speed"] == pytest.approx(-rows["all_reduce"], rel=0.02)
     assert "burstiness" not in rows
     assert content["warnings"][0].startswith("one replication has no interval")
-    assert "moves most with" in done.stderr
+    assert "percent for a percent; next: " in done.stderr
     for name in ("sensitivity.csv", "config.yaml", "figures/tornado.svg", "probes/results.parquet"):
         assert (out / name).is_file(), name
     for metric, elasticity in (("output_tokens_per_s", -1), ("latency_s.p37", 1)):

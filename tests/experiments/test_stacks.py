@@ -17,11 +17,11 @@ from sarathi_sim.experiments.config.inputs import host_of, host_times
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.formats import MOE_BYTES
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, MOE, OPS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, MOE, OPS, op_label
 from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.simulator.op_times.breakdown import breakdown
 from sarathi_sim.simulator.op_times.iteration import NO_HOST
+from sarathi_sim.simulator.views.explain import breakdown
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import deployed, message
 from tests.profiler.hf_configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_3, MISTRAL_1
@@ -100,8 +100,9 @@ def test_number_formats_decide_memory_and_op_times() -> None:
     (log,) = runs["fp8"].simulate().replicas
     assert log.stage_durations().sum() > 0
     note = note_of(runs["fp8"], "op times: ")
-    assert "; modelled: others, embedding" in note and "measured: preproj, postproj" in note
-    assert len(note) < 300  # the sources themselves are in meta.yaml
+    assert "; modelled: elementwise ops, embedding" in note
+    assert "measured: QKV projection, output projection" in note
+    assert len(note) < 400  # the sources themselves are in meta.yaml
 
 
 def test_a_checkpoint_on_disk_sets_the_number_formats(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_mistakes(text: str, assignments: str, expected: str) -> None:
 def test_mixtures_run_and_say_where_their_experts_times_come_from() -> None:
     runs = deployed(MIXTURES)
     run, sent = runs["divided"], runs["sent"]
-    assert MOE in note_of(run, "op times: ")
+    assert op_label(MOE) in note_of(run, "op times: ")
     mark = str(run.ops.meta.environment[MOE])
     assert mark.startswith("measured: fp8 experts of vllm 0.24.0") and "tp 2 x ep 1" in mark
     (log,) = run.simulate().replicas
@@ -243,7 +244,7 @@ def test_a_stack_has_its_constants_and_says_so() -> None:
     assert (engine.launch_layer_s > 0) == (shipped["launch_s"] > 0)
     assert found.predictor.cost.host.iteration_s == shipped["host_iteration_s"]
     note = note_of(found, "host time: vllm's, ")
-    assert host_times().fitted_to in note and "host_sequence_s" in note
+    assert host_times().fitted_to in note and " ms a sequence, " in note
     again = deploy(found.scenario, Source("config.yaml of a result", "it", {}, ()))
     assert note in again.notes, "what is simulated again says it, too"
 
@@ -312,7 +313,7 @@ def test_a_mixture_has_the_constants_of_mixtures() -> None:
     assert engine.launch_layer_s == pytest.approx(12 * shipped.launch_s)
     assert found.predictor.cost.host == host_of(engine)
     note = note_of(found, "host time: vllm's, ")
-    assert "launch_layer_s" in note and host_times(mixtures=True).fitted_to in note
+    assert " ms to launch a layer" in note and host_times(mixtures=True).fitted_to in note
     given = deployed(HOSTS, *sizes, "engine.launch_layer_s=0", "engine.frontend_s=0.25")["it"]
     assert (given.scenario.engine.launch_layer_s, given.scenario.engine.frontend_s) == (0, 0.25)
 
@@ -322,7 +323,7 @@ def test_what_is_given_stays_and_without_a_stack_there_is_none() -> None:
     found = deployed(HOSTS, *given)["it"]
     engine = found.scenario.engine
     assert (engine.host_iteration_s, engine.frontend_s, engine.host_sequence_s) == (0, 0, 0.001)
-    assert note_of(found, "host time: as configured, ").endswith(", host_sequence_s 1 ms")
+    assert note_of(found, "host time: as configured, ").endswith(", 1 ms a sequence")
     run = deployed("first_experiment")["sarathi"]
     engine = run.scenario.engine
     assert (engine.host_iteration_s, engine.host_sequence_s, engine.frontend_s) == (0, 0, 0)
@@ -388,7 +389,7 @@ def test_by_name(cell: tuple[str, str, str, int, int, str | None, str]) -> None:
     assert run.bundle_name == f"{device}/{model}/tp{tp}-{of}-{used}"
     note, marks = note_of(run, "op times: "), run.ops.meta.environment
     for op in (*run.model.row_ops, *ATTENTION, *([ALL_REDUCE] if tp > 1 else [])):
-        assert str(marks[op]).startswith(KINDS) and op in note
+        assert str(marks[op]).startswith(KINDS) and op_label(op) in note
     assert run.memory is not None and run.memory.num_blocks > 100
 
 

@@ -196,7 +196,7 @@ def test_the_shipped_sweeps() -> None:
 
 def test_plan_says_how_many_and_how_long(write_config: Write) -> None:
     done = called("sweep", "--dry-run", write_config(SWEEP), "--workers", 2)
-    assert "18 runs, predicted" in done.stdout
+    assert "18 runs: predicted" in done.stdout
     assert "3: 2, 4, 8" in done.stdout
     assert 0 < seconds_of_work(planned(write_config)) < 600
 
@@ -212,7 +212,7 @@ def test_the_key_covers_the_code_that_reads_profiles() -> None:
     }
     assert loaded, done.stderr
     modules = {path for path in loaded if (ROOT / path).is_file()}  # the others are packages
-    assert "profiler/bundle/table_files.py" in modules
+    assert "profiler/bundle/tables.py" in modules
     covered = {path for path in modules if any(PurePath(path).match(each) for each in _CODE)}
     assert modules == covered
 

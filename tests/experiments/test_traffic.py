@@ -26,7 +26,7 @@ from sarathi_sim.experiments.run.traffic import (
 )
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.describe import lengths_line
+from sarathi_sim.simulator.load.requests import lengths_line
 from tests.experiments.small_config import HERE, called, refused
 from tests.experiments.small_laboratory import question, recommendation
 
@@ -218,12 +218,6 @@ def test_a_trace_brings_its_own_number_and_its_longest_request(tmp_path: Path) -
         parse_workload(str(path), None)
 
 
-@pytest.mark.parametrize("command", ["recommend", "capacity"])
-def test_the_help_has_an_example(command: str) -> None:
-    said = " ".join(called(command, "--help").output.split())
-    assert "--workload 1024:256" in said and "1K@5..50" in said
-
-
 def test_what_the_command_refuses(tmp_path: Path) -> None:
     (log := tmp_path / "log.csv").write_text("prompt,decode\n8,2\n")
     for key, value in (("seed", 3), ("workload.arrivals.scale", 2)):
@@ -247,7 +241,9 @@ def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.Monkey
     said = called("workload", "beside/log.csv", *skip).output
     assert "2 requests" in said and "1 without prompt or output tokens left out" in said
     assert "left out" in called("workload", "beside/failed.yaml").output
-    said = called("run", "beside/failed.yaml", "--no-figures", "--out", "result").output
+    said = called(
+        "run", "beside/failed.yaml", "--no-figures", "--out", "result", "--verbose"
+    ).output
     assert "(skip_empty): 1 left out" in said
     monkeypatch.chdir(tmp_path / "elsewhere")
     called("report", "../result", "--out", "page.html")
@@ -266,11 +262,9 @@ def test_a_logs_mean_rate_and_its_busiest_minute_stand_beside_the_answer(tmp_pat
     path.write_text("prompt_tokens,output_tokens\n400,20\n")
     assert rates_of(str(path)) is None
     found = recommendation(rate=1.0, log_rates=(mean, busiest))
-    told = "the log has 0.15 requests/s in the mean and 1.12 in its busiest minute, 7.4 times"
+    told = "the log has 0.15 requests/s on average and 1.12 in its busiest minute, 7.4 times"
     assert any(line.startswith(f"workload: {told}") for line in found.assumed)
-    warned = (
-        "the log has 1.12 requests/s in its busiest minute (0.15 in the mean), and 1 were asked"
-    )
+    warned = "the log has 1.12 requests/s in its busiest minute (0.15 on average), and 1 were asked"
     assert any(line.startswith(warned) for line in found.warnings)
     enough = recommendation(rate=2.0, log_rates=(mean, busiest))
     assert not any("busiest" in line for line in enough.warnings)

@@ -10,9 +10,8 @@ from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.profiler.engine.driver import Book, Returned, Served, serve
-from sarathi_sim.profiler.engine.rank import greedy
+from sarathi_sim.profiler.engine.rank import Stage, greedy
 from sarathi_sim.profiler.engine.spec import StageShape, Work
-from sarathi_sim.profiler.engine.stage import Stage
 from sarathi_sim.profiler.facts.model import ModelSpec
 
 
@@ -29,12 +28,10 @@ class LocalEngine:
         self._back: list[Returned] = []
 
     def submit(self, work: Work) -> None:
-        """Execute a work."""
         tokens, margin = greedy(self.stage.run(work))
         self._back.append(Returned(work.index, tokens, margin))
 
     def returned(self, until: float | None = 0.0) -> Returned | None:
-        """What was executed last, once."""
         return self._back.pop(0) if self._back else None
 
     def serve(self, requests: list[Request], policy: Policy, settings: dict[str, Any]) -> Served:

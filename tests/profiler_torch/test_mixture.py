@@ -17,11 +17,9 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.measuring import degree
 from sarathi_sim.profiler.measuring.measure import profile
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps, memory_needs, overheads
-from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.profiler.planning.settings import Limits, Settings
-from sarathi_sim.profiler.shard.attention import SdpaAttention
+from sarathi_sim.profiler.planning.grid import Limits, ProfileError, Settings
+from sarathi_sim.profiler.shard.attention import Chunk, Rows, SdpaAttention
 from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
-from sarathi_sim.profiler.shard.rows import Chunk, Rows
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.profiler_torch import fake_cuda
@@ -57,9 +55,7 @@ def by_a_loop(layer: ShardLayer, state: LayerState, x: Any, routing: Any) -> Any
 @pytest.mark.parametrize("distribution", ["balanced", "power_law_1.2"])
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 5, 40])
-def test_grouped_gemms_are_a_loop_over_experts(
-    distribution: Distribution, tp: int, tokens: int
-) -> None:
+def test_grouped_gemms_are_a_loop(distribution: Distribution, tp: int, tokens: int) -> None:
     ops = isolated(TINY, tp, distribution)
     x, state = torch.randn(tokens, 64), LayerState(ops.sets[0], ops.cache)
     routing = ops.routing(tokens)
@@ -123,9 +119,7 @@ def test_the_memory_is_that_of_all_experts(model: ModelSpec) -> None:
 
 
 @pytest.mark.slow
-def test_a_profile_of_a_mixture_on_a_pretended_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mixture_on_a_pretended_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its times are what a simulation takes. (Of every op the first and the last point.)"""
     for name in ("coarse_grid", "designed_points"):
         points = getattr(degree, name)

@@ -29,13 +29,13 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import DEFAULT, Records, ReplicaLog, Switches
 from sarathi_sim.simulator.loop.replica import Nominal, Predictor
-from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.views.metrics import (
     QUANTILES,
     Analysis,
     _useful_s,
     paging_summary,
 )
+from tests.simulator import simulate
 
 UNIT = 2.0**-10
 BEST = [(4, 3), (2, 2), (6, 2), (2, 2)]
@@ -276,20 +276,6 @@ def test_one_request_alone(stages: int) -> None:
     assert (rows["busy_s"] == work * UNIT).all()
     idle = rows["fill_s"] + rows["drain_s"] + rows["no_work_s"]
     assert (idle == (stages - 1) * work * UNIT).all()
-
-
-def test_pipeline_of_equal_batches_has_no_bubbles() -> None:
-    """Closed form: with as many equal micro-batches as stages, a stage never waits in between."""
-    stages, output = 4, 6
-
-    def constant(batch: Batch) -> tuple[float, float, float, float]:
-        return 3 * UNIT, 0.0, 0.0, 0.0
-
-    records = run(Orca(), [(2, output)] * stages, constant, stages, max_batch=1)
-    assert records.end_s == (stages * output + stages - 1) * 3 * UNIT
-    rows = Analysis(records).ledger
-    assert (rows["busy_s"] == stages * output * 3 * UNIT).all()
-    assert rows[["pb1_s", "pb2_s", "pb3_s", "equal_s", "no_work_s"]].to_numpy().sum() == 0
 
 
 def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:

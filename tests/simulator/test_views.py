@@ -9,17 +9,22 @@ import pytest
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import SHAPE, load_experiment
-from sarathi_sim.simulator.op_times.breakdown import breakdown
-from sarathi_sim.simulator.views.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
-from sarathi_sim.simulator.views.metric_registry import (
+from sarathi_sim.simulator.views.explain import (
+    LATENCY_PARTS,
+    STAGE_PARTS,
+    Explanation,
+    breakdown,
+    explain,
+)
+from sarathi_sim.simulator.views.metrics import (
     METRICS,
     STEADY,
+    Analysis,
     Better,
     known,
     number_text,
     quantity,
 )
-from sarathi_sim.simulator.views.metrics import Analysis
 
 GPT3 = ("workload.requests=60", "batching.max_batch=4")
 CASES = {
@@ -140,23 +145,6 @@ def test_every_number_of_a_summary_has_a_name_and_the_path_it_is_found_by() -> N
         if found is not None:
             assert found.path == path
             assert "_" not in found.axis, "no raw key on an axis"
-
-
-@pytest.mark.parametrize(
-    ("path", "axis"),
-    [
-        ("tbt_s.p99", "time between tokens, p99 (s)"),
-        ("ttft_s.p50", "time to first token, median (s)"),
-        ("ttft_s", "time to first token (s)"),
-        ("output_tokens_per_s", "output token throughput (tokens/s)"),
-        ("mfu", "model FLOPs utilisation (%)"),
-        ("gpus", "GPUs"),
-        ("ledger_s.pb2", "stages' time, PB2 (s)"),
-        ("steady.latency_s.p90", "latency, p90, steady part (s)"),
-    ],
-)
-def test_axes(path: str, axis: str) -> None:
-    assert known(path).axis == axis
 
 
 @pytest.mark.parametrize("path", ["", "steady", "steady.tbt_s.p50", "tbt_s.mean", "mfu.p50", "x"])
