@@ -29,9 +29,8 @@ from typing import Annotated, Any, NoReturn, TextIO, get_args
 import typer
 from typer.core import TyperGroup
 
-from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.child import default_to_one_thread, silent
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.profiler.storage.threads import default_to_one_thread
 from . import library, own_server
 from .options import RUNS, Choosing
 

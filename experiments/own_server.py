@@ -130,7 +130,7 @@ def profile(
     """
     from sarathi_sim.profiler.facts.model import load_model
     from sarathi_sim.profiler.measuring.measure import profile as measure
-    from sarathi_sim.profiler.planning.settings import Limits, Settings, default_limits
+    from sarathi_sim.profiler.planning.grid import Limits, Settings, default_limits
 
     chosen, spec = further(Measuring, changes), load_model(model)
     usual = default_limits(device, spec.max_position_embeddings)
@@ -325,7 +325,7 @@ def tune(
       sarathi-sim capacity server.yaml --set calibration=tuned.yaml
     """
     from sarathi_sim.profiler.storage.files import write_whole
-    from .config.calibration import check_replaceable
+    from .config.inputs import check_replaceable
     from .config.loading import load_experiment
     from .measured.tune import tune as calibrated
     from .report.score_answers import tune_answer

@@ -10,11 +10,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.storage.files import (
@@ -41,12 +39,9 @@ from sarathi_sim.profiler.storage.manifest import held as held_by
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, one_line
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
-from sarathi_sim.simulator.views.metric_registry import known, percentile
-from sarathi_sim.simulator.views.metrics import Analysis, Table
+from sarathi_sim.simulator.views.metrics import Analysis, Table, known, percentile
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from .config.scenario import Scenario
 
 FORMAT = "sarathi-sim result 1"
@@ -211,9 +206,8 @@ def run_files(
     runs: Mapping[str, tuple[Scenario, Analysis]], config: Mapping[str, Any]
 ) -> dict[str, bytes]:
     """Files of a result by name: each scenario's requests, its ledger, a policy of the user's own.
-
-    And ``config.yaml``: ``config`` with the resolved scenarios in it, to simulate the same again.
-    """
+    And ``config.yaml``: ``config`` with the resolved scenarios in it, to simulate the same
+    again."""
     from .config.loading import stored
 
     files, scenarios = dict[str, bytes](), {}
@@ -227,40 +221,9 @@ def run_files(
 
 
 def parquet_bytes(table: Table) -> bytes:
-    """The bytes of ``DataFrame(table).to_parquet(index=False)``, of numbers, texts and None.
-
-    For few rows this takes a third of the time: the file's schema is computed once for all tables
-    with the same columns.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = _schema(
-        tuple(
-            (name, values.dtype, values.dtype.kind == "O" and any(v is not None for v in values))
-            for name, values in table.items()
-        )
-    )
-    arrays = [
-        pa.array(values, type=field.type, from_pandas=True)
-        for values, field in zip(table.values(), schema, strict=True)
-    ]
-    file = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), file, compression="snappy")
-    return bytes(file.getvalue())
-
-
-@lru_cache(maxsize=16)
-def _schema(columns: tuple[tuple[str, np.dtype[Any], bool], ...]) -> pa.Schema:
-    """The schema that pandas writes for columns of (name, type, whether they hold texts)."""
-    import pyarrow as pa
-
-    sample = {
-        name: np.array(["" if texts else None if dtype.kind == "O" else 0], dtype)
-        for name, dtype, texts in columns
-    }
-    schema: pa.Schema = pa.Schema.from_pandas(pd.DataFrame(sample), preserve_index=False)
-    return schema
+    """A table as a file of Parquet."""
+    content: bytes = pd.DataFrame(table, copy=False).to_parquet(index=False)
+    return content
 
 
 def csv_bytes(table: Table) -> bytes:
@@ -317,12 +280,9 @@ def percentile_in(folder: Path, path: str, steady: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Tables:
-    """One scenario's tables, as the figures take them, and the policy it ran.
-
-    ``token_gaps`` is the table of :class:`sarathi_sim.simulator.views.metrics.Analysis`, None if it
-    was not kept; ``steady`` is the summary's section: whether the run is overloaded, and its
-    warm-up.
-    """
+    """One scenario's tables, as the figures take them, and the policy it ran. ``token_gaps`` is the
+    table of :class:`sarathi_sim.simulator.views.metrics.Analysis`, None if it was not kept;
+    ``steady`` is the summary's section: whether the run is overloaded, and its warm-up."""
 
     requests: pd.DataFrame
     ledger: pd.DataFrame

@@ -29,10 +29,8 @@ class PolicyFileError(ValueError):
 
 @cache
 def builders() -> dict[str, Builder]:
-    """Every shipped policy, sorted by name: a class, or a function that returns a policy.
-
-    Raises PolicyFileError where two have the same name.
-    """
+    """Every shipped policy, sorted by name: a class, or a function that returns a policy. Raises
+    PolicyFileError where two have the same name."""
     found: dict[str, Builder] = {}
     for module in pkgutil.iter_modules(policies.__path__, f"{policies.__name__}."):
         _collect(importlib.import_module(module.name), found)
@@ -41,11 +39,9 @@ def builders() -> dict[str, Builder]:
 
 @lru_cache(maxsize=64)
 def builders_in(code: str, file: str) -> dict[str, Builder]:
-    """Every policy of a user's file, by name. **This executes ``code``.**
-
-    ``file`` is its name in tracebacks and messages. Raises PolicyFileError if it cannot be
-    executed, or if two policies have the same name.
-    """
+    """Every policy of a user's file, by name. **This executes ``code``.** ``file`` is its name in
+    tracebacks and messages. Raises PolicyFileError if it cannot be executed, or if two policies
+    have the same name."""
     module = ModuleType(f"policy_file_{sha256(code.encode()).hexdigest()[:16]}", None)
     module.__file__ = file
     sys.modules[module.__name__] = module  # dataclasses look their module up
@@ -93,9 +89,7 @@ def build(
     name: str, code: str | None = None, file: str = "", **arguments: Any
 ) -> Policy | PoolPolicy:
     """The named policy with its arguments: a shipped one, or one of a file with content ``code``.
-
-    Raises KeyError for an unknown name.
-    """
+    Raises KeyError for an unknown name."""
     found = builders() if code is None else builders_in(code, file)
     return complete(found[name](**arguments))
 

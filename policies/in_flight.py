@@ -140,10 +140,8 @@ class InFlight(Scheduler):
         return not any(map(took_part, later))
 
     def _enter_returned(self, cohort: Cohort, more: int = 0) -> None:
-        """Note the blocks of generated tokens that are known now, in the order of admission.
-
-        With ``more`` 1 the cohort's members decode now, and their latest token counts, too.
-        """
+        """Note the blocks of generated tokens that are known now, in the order of admission. With
+        ``more`` 1 the cohort's members decode now, and their latest token counts, too."""
         sharing = self.blocks.sharing
         filled = cohort.at_block_end(more - cohort.outstanding)
         drained = (each for home in self.cohorts for each in home.drained)

@@ -74,10 +74,8 @@ class Blocks:
     def take(
         self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
     ) -> None:
-        """Give the sequence blocks for ``tokens`` tokens; it has them for ``sequence.held``.
-
-        Its first ``known`` tokens are known: see :meth:`enter`.
-        """
+        """Give the sequence blocks for ``tokens`` tokens; it has them for ``sequence.held``. Its
+        first ``known`` tokens are known: see :meth:`enter`."""
         held, size = sequence.held, self.block_size
         if tokens > held:
             self.free -= -held // size - -tokens // size + (0 if held else self.state_blocks)
@@ -109,11 +107,9 @@ class Blocks:
         """Note that the sequence's first ``tokens`` tokens have been computed."""
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
-        """Take back the blocks of a sequence that holds ``tokens`` tokens.
-
-        The content of the first ``known`` tokens is known. With ``again`` the sequence was
-        preempted, and will look them up.
-        """
+        """Take back the blocks of a sequence that holds ``tokens`` tokens. The content of the first
+        ``known`` tokens is known. With ``again`` the sequence was preempted, and will look them
+        up."""
         self.free -= -tokens // self.block_size - (self.state_blocks if sequence.held else 0)
         sequence.held = 0
 
@@ -205,10 +201,8 @@ class CachedBlocks(Blocks):
             self._used[block] = None
 
     def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
-        """The cached blocks with which the sequence begins.
-
-        The last token is never among them: it must be computed to yield the next one.
-        """
+        """The cached blocks with which the sequence begins. The last token is never among them: it
+        must be computed to yield the next one."""
         if sequence.order < 0 and sequence.shared_tokens < self.block_size:
             return ()  # it never ran, and shares no block
         hits = []

@@ -221,10 +221,8 @@ class MicroBatches(Scheduler):
         )  # fmt: skip
 
     def _skip(self, slot: Slot, skipped: tuple[Sequence, ...]) -> tuple[int, int]:
-        """Postpone the skipped members' decodes.
-
-        Returns the sum of their contexts, and the longest context of the remaining members.
-        """
+        """Postpone the skipped members' decodes. Returns the sum of their contexts, and the longest
+        context of the remaining members."""
         if len(set(skipped)) < len(skipped):
             raise PolicyError("the plan skips a sequence twice")
         for sequence in skipped:

@@ -38,11 +38,9 @@ class View:
     cost: Callable[[Sequence, int], float] | None = None
 
     def next_waiting(self) -> Sequence | None:
-        """The oldest waiting sequence if it can be admitted now, else None.
-
-        Strictly first come, first served: a request that does not fit is not overtaken, so that
-        none starves (invariant 8).
-        """
+        """The oldest waiting sequence if it can be admitted now, else None. Strictly first come,
+        first served: a request that does not fit is not overtaken, so that none starves (invariant
+        8)."""
         if self.waiting and self.free_slots > 0:
             head = self.waiting[0]
             if head.kv_tokens <= self.free_kv:
@@ -163,10 +161,7 @@ _Builder = TypeVar("_Builder", bound=Callable[..., AnyPolicy])
 
 def named(name: str) -> Callable[[_Builder], _Builder]:
     """Registers a policy (a class, or a function that makes one) under ``name``; a class gets the
-    defaults of what it leaves out.
-
-    Simulator and engine find it by that name (``catalogue.py``).
-    """
+    defaults of what it leaves out. Simulator and engine find it by that name (``catalogue.py``)."""
 
     def mark(builder: _Builder) -> _Builder:
         builder.policy_name = name  # type: ignore[attr-defined]

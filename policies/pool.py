@@ -153,9 +153,7 @@ class Pool(InFlight):
 
     def received(self, ids: Iterable[int]) -> None:
         """The KV of these ``loading`` sequences is there: they may run from the next iteration on.
-
-        Raises KeyError for one that holds no blocks for it, as :meth:`sent` does.
-        """
+        Raises KeyError for one that holds no blocks for it, as :meth:`sent` does."""
         loading = {each.id: each for each in self.loading}
         for id in ids:
             loading[id].arrived = True
@@ -572,11 +570,9 @@ class Pool(InFlight):
     def admit(
         self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), hold: int = 0
     ) -> None:
-        """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more.
-
-        It takes blocks for those, or for its first ``hold`` tokens if that is more. With
-        speculation its last token may be padded with drafts, of which none holds.
-        """
+        """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more. It
+        takes blocks for those, or for its first ``hold`` tokens if that is more. With speculation
+        its last token may be padded with drafts, of which none holds."""
         if sequence.remote and sequence.order < 0 and not sequence.arrived:
             self.reserved.append(sequence)
         Scheduler.admit(self, sequence, tokens, hits, hold)
@@ -587,10 +583,8 @@ class Pool(InFlight):
         self.given[sequence] = tokens
 
     def reserve(self, sequence: Sequence, hits: tuple[Block, ...] = ()) -> None:
-        """Let a waiting sequence hold blocks for its remote tokens, the ``hits`` among them.
-
-        It is ``loading``. The KV of a sequence that ran before was kept nearby, and is there.
-        """
+        """Let a waiting sequence hold blocks for its remote tokens, the ``hits`` among them. It is
+        ``loading``. The KV of a sequence that ran before was kept nearby, and is there."""
         self.waiting.remove(sequence)
         sequence.prefilled = len(hits) * self.blocks.block_size
         self.blocks.take(sequence, sequence.remote, hits, sequence.prefilled)

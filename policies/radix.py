@@ -126,10 +126,8 @@ class RadixBlocks(Blocks):
         self._ends[sequence] = node
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
-        """Take back a sequence's pages; if it has ended, what it computed stays in the tree.
-
-        Its last token has no KV, unless it was processed in vain.
-        """
+        """Take back a sequence's pages; if it has ended, what it computed stays in the tree. Its
+        last token has no KV, unless it was processed in vain."""
         locked = self._ends[sequence]
         if not again:
             self._enter(sequence, min(tokens, known + 1))

@@ -278,9 +278,7 @@ class Scheduler:
         self, home: Cohort, given: Iterable[tuple[Sequence, int]]
     ) -> tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]]:
         """The chunks of a cohort's next iteration, their tokens, and the prompts that end with it.
-
-        Raises PolicyError for a chunk that is not within the rest of its prompt.
-        """
+        Raises PolicyError for a chunk that is not within the rest of its prompt."""
         chunks: list[Chunk] = []
         yields: list[Sequence] = []
         prefill_tokens, slot, iteration = 0, home.index, home.iteration
@@ -323,11 +321,9 @@ class Scheduler:
         self.endings.joined(sequence, cohort)
 
     def _leave(self, sequence: Sequence, last: int | None = None, dropped: int = 0) -> int:
-        """Take a sequence out of its cohort; returns its context.
-
-        If it has ended, ``last`` is the last iteration of its span, if it took part in it. The
-        last ``dropped`` iterations yield it no token.
-        """
+        """Take a sequence out of its cohort; returns its context. If it has ended, ``last`` is the
+        last iteration of its span, if it took part in it. The last ``dropped`` iterations yield it
+        no token."""
         cohort, sequence.cohort = sequence.cohort, None
         assert cohort is not None
         if last is None:

@@ -162,9 +162,7 @@ class Sglang(PoolPolicy):
 
     def _preallocate(self, pool: Pool) -> None:
         """Give requests memory whose KV is computed elsewhere, and start those whose KV is there.
-
-        Raises LivelockError if the memory is too small for a request that has it for itself.
-        """
+        Raises LivelockError if the memory is too small for a request that has it for itself."""
         few = self.max_num_seqs <= FEW_RUNNING
         slots = self.max_num_seqs * (3 if few else 1) - len(pool.running) - len(pool.loading)
         waiting = [each for each in pool.waiting if each.remote]
@@ -458,9 +456,7 @@ class _Budget:
 
     def can_finish(self, sequence: Sequence, paged: int) -> bool:
         """Whether all requests of known length can finish, if each frees its memory for later ones.
-
-        ``paged`` are the tokens that the sequence takes at once.
-        """
+        ``paged`` are the tokens that the sequence takes at once."""
         if paged > min(self.free - self.taken, self.memory):
             return False
         own = _end(sequence, sequence.target - sequence.prompt_tokens)

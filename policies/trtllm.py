@@ -119,11 +119,9 @@ class Trtllm(PoolPolicy):
             _serve_contexts(pool, contexts)
 
     def agree(self, pools: list[Pool]) -> None:
-        """Let the ranks' prompts of the step that is formed now start, or wait.
-
-        A rank without requests computes a dummy decode, so it counts as one that decodes. As in the
-        engine, steps without any prompt count among the ``timeout_iters``, too.
-        """
+        """Let the ranks' prompts of the step that is formed now start, or wait. A rank without
+        requests computes a dummy decode, so it counts as one that decodes. As in the engine, steps
+        without any prompt count among the ``timeout_iters``, too."""
         if not self.enable_balance:
             return
         busy = [pool for pool in pools if pool.waiting or pool.running or pool.loading]
@@ -177,9 +175,7 @@ class Trtllm(PoolPolicy):
 
     def _fitting(self, pool: Pool) -> list[Context]:
         """The waiting requests that fit into the memory beside the running ones, in their order.
-
-        Blocks for those whose prompt was computed elsewhere are reserved.
-        """
+        Blocks for those whose prompt was computed elsewhere are reserved."""
         blocks = pool.blocks
         guaranteed = self.capacity_scheduler_policy == "guaranteed_no_evict"
         free = blocks.free - pool.decode_blocks

@@ -240,11 +240,9 @@ class Vllm(PoolPolicy):
         return True
 
     def in_turn(self, pool: Pool) -> Iterator[Sequence]:
-        """The waiting requests in order, while they are admitted and so leave the queue.
-
-        Those whose KV arrived from elsewhere go first. A preempted request is passed over while it
-        has tokens in flight from before.
-        """
+        """The waiting requests in order, while they are admitted and so leave the queue. Those
+        whose KV arrived from elsewhere go first. A preempted request is passed over while it has
+        tokens in flight from before."""
         if pool.loading:
             yield from [sequence for sequence in pool.loading if sequence.arrived]
         waiting, passed = pool.waiting, 0

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from sarathi_sim.experiments.report.render import ProgressBar, consoles
 from sarathi_sim.experiments.results import json_bytes
+from sarathi_sim.profiler.storage.child import default_to_one_thread
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
 CONFIGS = ("gpt3_pp", "bench_paged")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from sarathi_sim.profiler.storage.threads import default_to_one_thread
+from sarathi_sim.profiler.storage.child import default_to_one_thread
 
 # Before numpy is imported, and for the processes that tests start.
 default_to_one_thread()

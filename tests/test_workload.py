@@ -20,8 +20,8 @@ from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.run.traffic import is_trace
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load import workload as wl
-from sarathi_sim.simulator.load.describe import describe_workload, peak_rate, shared_tokens
+from sarathi_sim.simulator.load import requests as wl
+from sarathi_sim.simulator.load.requests import describe_workload, peak_rate, shared_tokens
 from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from tests.experiments.small_config import called, refused
 

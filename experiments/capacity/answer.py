@@ -23,7 +23,7 @@ from ..config.loading import Draft, read_draft
 from ..config.scenario import POOLS
 from ..results import SUMMARY, json_bytes
 from ..run.traffic import with_workload
-from ..run.uncertainty import QUANTILES, factors_of_pools, timing, uncertainty_of
+from ..run.uncertainty import capacity_error, capacity_interval, op_factors
 from ..sweeps.points import between, in_order
 from .options import Option, option_at, options_of, plan_of
 from .probing import CAPACITY_FORMAT, Laboratory
@@ -69,6 +69,24 @@ class Answer:
     def unsettled(self) -> str:
         """Why the carried load is not known; empty if it is."""
         return self.error if self.found is None else self.found.unsettled
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the carried load by sampling alone."""
+        assert self.found is not None
+        low, high = ((1 - self.found.rejected) * bound for bound in self.found.interval)
+        return low, high
+
+    @property
+    def uncertainty(self) -> tuple[float, float] | None:
+        """The 90 % interval of the carried load (:func:`capacity_interval`) by sampling, op times
+        where their ``band`` is known, and the error of predicted capacities; None without a load.
+        """
+        if not self.load:
+            return None
+        kind = "dense" if self.option.deployment.model.experts is None else "mixture"
+        error, bands = capacity_error().half_width[kind], [self.band] if self.band else []
+        return capacity_interval(self.load, error, self.interval, *bands)
 
 
 def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = True) -> list[Answer]:
@@ -119,11 +137,7 @@ def slower_factors(option: Option, plan: SearchPlan, loaded: Probe | None = None
         probe, kind = loaded, "clients"
     where = Source("capacity", option.name, {}, ())
     deployment = deploy(option.at(probe, kind).scenario, where)  # with the probe's own requests
-    analysis = Analysis(deployment.simulate())
-    if analysis.records.handovers is not None:
-        return factors_of_pools(deployment, analysis)
-    spread = uncertainty_of(*timing(deployment), analysis)
-    return [] if spread is None else [float(q) for q in np.quantile(spread.slower, QUANTILES)]
+    return op_factors(deployment, Analysis(deployment.simulate()))
 
 
 def _scaled_pilots(
@@ -244,7 +258,8 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
     """One deployment's answer in numbers; ``kind`` of load: rate or clients.
 
     ``capacity`` is the carried load: the load ``offered`` less the ``rejected_share``. Without an
-    error ``settled`` says whether it is known, and ``why_not`` why it is not.
+    error ``settled`` says whether it is known, and ``why_not`` why it is not. ``uncertainty`` is
+    :attr:`Answer.uncertainty`.
     """
     option, found = answer.option, answer.found
     cluster, pools = option.scenario.cluster, option.deployment.pools
@@ -281,8 +296,9 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "rejected_share": found.rejected,
         "rejected_because": option.deployment.refused[1],
         "why_not": found.unsettled,
-        "interval": [(1 - found.rejected) * bound for bound in found.interval],
+        "interval": list(answer.interval),
         "band": None if answer.band is None else list(answer.band),
+        "uncertainty": answer.uncertainty and list(answer.uncertainty),
         "spread_of_a_run": found.spread if found.crossings else None,
         "replications": [one.load for one in found.crossings],
         "simulated_replicas": about["replicas"] // (option.alike if kind == "rate" else 1),

@@ -21,9 +21,8 @@ from ..config.deployment import (
     PoolsDeployment,
     prompt_of,
 )
-from ..config.drafts import acceptance_of
 from ..config.inputs import host_of
-from ..config.two_pools import HANDOVERS
+from ..config.pools import HANDOVERS, acceptance_of
 from .options import Option
 from .slo import Objective
 

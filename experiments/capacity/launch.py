@@ -23,7 +23,8 @@ from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_publi
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from ..config.base import Source, get
-from ..config.engine_version import version_defaults
+from ..config.inputs import version_defaults
+from ..config.pools import pool_of
 from ..config.scenario import (
     FUSED,
     GRAPH_KEYS,
@@ -33,7 +34,6 @@ from ..config.scenario import (
     Scenario,
     Speculation,
 )
-from ..config.two_pools import pool_of
 from .options import router_of_ranks
 
 Settings = Mapping[str, Any]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,8 +21,8 @@ import numpy as np
 from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metric_registry import number_text
-from ..config.two_pools import without_hidden
+from sarathi_sim.simulator.views.metrics import number_text
+from ..config.pools import without_hidden
 from ..results import SUMMARY, json_bytes
 from ..sweeps.points import between
 from .answer import (
@@ -41,7 +42,7 @@ from .launch import Launch, launch
 from .options import Option, Wanted, deployable, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
-from .rivals import NOT_WEIGHED, Rival, Weighed, weigh
+from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, weigh
 from .search import Crossing, Probed, at_load, race
 from .slo import Verdict
 from .written import (
@@ -347,10 +348,8 @@ def _weighed(
     own = _layout_of(first.option)
     others = [rival(one) for one in answers_ if _layout_of(one.option) != own and one.load]
     others = [one for one in others if one.value or rate is None]
-    rest, several = (
-        found.screened,
-        {one.option: whole(one.option, one.replicas) for one in found.screened},
-    )
+    rest = found.screened
+    several = {one.option: whole(one.option, one.replicas) for one in rest}
     if rate is not None:
         second = max([one.value for one in others if one.value < best.value], default=0.0)
         cheaper = sorted((one for one in rest if one.value > second), key=lambda one: -one.value)
@@ -366,14 +365,39 @@ def _weighed(
             )
         others.append(Rival(option.name, option, one.load, value))
 
-    def error(option: Option) -> float:
-        ends = slower_factors(option, plan_of(option, lab.section, "recommend"))
-        return math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
-
     def value_of(option: Option, load: float) -> float:
         return worth.of(whole(option, 1), load).value
 
-    return weigh(best, others, value_of, error, math.log1p(SCREENING), most_left_out), checked
+    error, screening = partial(_op_error, lab), math.log1p(SCREENING)
+    return weigh(best, others, value_of, error, screening, most_left_out), checked
+
+
+def _op_error(lab: Laboratory, option: Option) -> float:
+    """The half-width of the 90 % band of an option's op times, in logarithms."""
+    ends = slower_factors(option, plan_of(option, lab.section, "recommend"))
+    return math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
+
+
+def _with_bands(lab: Laboratory, found: Recommendation) -> Recommendation:
+    """The finalists with the bands of their op times, one half-width an engine and GPU."""
+    errors, banded = dict(found.weighed.errors), list[Answer]()
+    for one in found.finalists:
+        kind = kind_of(one.option)
+        if one.load and kind not in errors:
+            errors[kind] = _op_error(lab, one.option)
+        factor = math.exp(errors.get(kind, 0.0))
+        band = (one.load / factor, one.load * factor)
+        banded.append(replace(one, band=band if one.load else None))
+    return replace(found, finalists=banded)
+
+
+def servers_90(uncertainty: Sequence[float] | None, replicas: int, rate: float) -> list[int] | None:
+    """The fewest and the most replicas that ``rate`` needs, if ``replicas`` of them carry the
+    higher, and the lower end of their capacity's ``uncertainty``; None if it is not known."""
+    if not uncertainty or not uncertainty[0]:
+        return None
+    most, least = (math.ceil(rate * replicas / load - 1e-9) for load in uncertainty)
+    return [least, max(most, replicas)]
 
 
 def _layout_of(option: Option) -> str:
@@ -540,7 +564,7 @@ def recommended(
 ) -> dict[str, Any]:
     """Search the best deployments; the content of ``summary.json``. Raises UserError if none
     keeps the SLO."""
-    found = refined(lab, wanted, prices, say, rounds)
+    found = _with_bands(lab, refined(lab, wanted, prices, say, rounds))
     lab.write_tables()
     return answer_of(found, wanted, prices)
 
@@ -588,17 +612,18 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
     """The finalists in numbers, each with its price and its loss against the first.
 
     ``carries`` is the rate, or without one the capacity; None if a finalist does not carry the
-    rate. ``per_million_output_tokens`` is the price of a million tokens at that load, and
-    ``at_rate`` has the replications at the rate.
+    rate. ``per_million_output_tokens`` is the price of a million tokens at that load,
+    ``at_rate`` has the replications at the rate, and ``servers_90`` is :func:`servers_90`'s.
     """
     rows = []
     for answer in found.finalists:
         row = as_json(answer, wanted.section.load)
         row["gpus_paid"] = paid = wanted.gpus if wanted.rate is None else answer.option.gpus
-        row["carries"], row["at_rate"] = row["capacity"] or None, None
+        row["carries"], row["at_rate"], row["servers_90"] = row["capacity"] or None, None, None
         if wanted.rate is not None:
             carries = carries_rate(answer, wanted.rate, found.checked)
             row["carries"] = wanted.rate if carries else None
+            row["servers_90"] = servers_90(row.get("uncertainty"), row["replicas"], wanted.rate)
             there = found.checked.get(row["name"])
             if there is not None:
                 row["at_rate"] = at = pooled_numbers(there.at, there.verdict, there.option)

@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from scipy.special import stdtrit
-
+from sarathi_sim.simulator.confidence.quantile import mean_and_interval
 from .options import Option
 from .search import Capacity
 
@@ -110,5 +108,5 @@ def paired_half_width(one: Capacity | None, other: Capacity | None) -> float:
     ratios = [loads[0][seed] - loads[1][seed] for seed in loads[0].keys() & loads[1].keys()]
     if len(ratios) < 2:
         return 0.0
-    deviation = float(np.std(ratios, ddof=1))
-    return float(stdtrit(len(ratios) - 1, 0.975)) * deviation / math.sqrt(len(ratios))
+    mean, (_, high) = mean_and_interval(ratios)
+    return high - mean

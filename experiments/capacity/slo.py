@@ -15,8 +15,7 @@ from pydantic import AfterValidator, Field
 
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import percentile
-from sarathi_sim.simulator.views.metrics import weighted_quantiles
+from sarathi_sim.simulator.views.metrics import percentile, weighted_quantiles
 from ..config.base import Count, Strict, Text
 
 LATENCIES = {
@@ -259,7 +258,7 @@ def judge(
 def overloaded(summary: Mapping[str, Any]) -> bool:
     """Whether arrivals exceed the service: fewer requests finish than arrive, and waiting requests
     (or latencies, while a batch fills up) rise over the run
-    (:mod:`sarathi_sim.simulator.views.steady`).
+    (:mod:`sarathi_sim.simulator.views.metrics`).
 
     Both happen by chance, too, when a queue grows for a while. So the unserved requests must exceed
     the mean number in flight (by Little's law, the latency's share of the arrivals' time).

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_sim.simulator.views.metric_registry import number_text
+from sarathi_sim.simulator.views.metrics import number_text
 from ..report.section import (
     Section,
     Table,

@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
-from sarathi_sim.simulator.load.describe import traffic_line, without_times
+from sarathi_sim.simulator.load.requests import traffic_line, without_times
 from .deployment import Deployment
-from .engine_version import version_defaults
-from .inputs import prompts_captured
+from .inputs import prompts_captured, version_defaults
 from .scenario import FUSED, POOLS
 from .workload import Closed, Gamma, TraceArrivals, Varying, Workload
 
@@ -43,7 +42,6 @@ def _by_pool(
 
 
 def _arrivals(workload: Workload, searched: str | None) -> str:
-    """When requests arrive, in words."""
     given = workload.arrivals
     if searched == "clients":
         return "clients, each with a next request when it has its answer; their number is searched"
@@ -107,7 +105,6 @@ def _word(value: Any) -> str:
 
 
 def _formats(deployment: Deployment) -> str:
-    """The number formats, in words."""
     kernels = deployment.scenario.kernels
     if kernels is None:
         return f"{deployment.ops.meta.dtype} throughout, as in the profile"

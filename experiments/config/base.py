@@ -62,11 +62,9 @@ def key(
     needs: Literal["", "stack", "experts"] = "",
     **field: Any,
 ) -> Any:
-    """A key with its ``name`` in figures and tables, and its ``short`` name: ``TP 4``.
-
-    A key that ``needs`` a stack, or a stack and a model with experts, is refused without them.
-    ``field`` is what pydantic's ``Field`` takes: default and bounds.
-    """
+    """A key with its ``name`` in figures and tables, and its ``short`` name: ``TP 4``. A key that
+    ``needs`` a stack, or a stack and a model with experts, is refused without them. ``field`` is
+    what pydantic's ``Field`` takes: default and bounds."""
     given = {"unit": unit, "short": short, "needs": needs}
     extra: Any = {key: text for key, text in given.items() if text}
     return Field(title=name, json_schema_extra=extra, **field)
@@ -121,11 +119,9 @@ def assign_all(tree: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, A
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``override``, mapping by mapping.
-
-    A mapping of another kind (``kind: zipf`` over ``kind: fixed``) replaces the whole mapping,
-    because their other keys are unrelated.
-    """
+    """``base`` with the values of ``override``, mapping by mapping. A mapping of another kind
+    (``kind: zipf`` over ``kind: fixed``) replaces the whole mapping, because their other keys are
+    unrelated."""
     merged = dict(base)
     for key, value in override.items():
         below = merged.get(key)
@@ -158,10 +154,8 @@ def get(tree: Mapping[str, Any], key: KeyPath) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a scenario's values, for messages.
-
-    ``override`` is what the scenario itself sets, ``assigned`` the key paths of ``--set``.
-    """
+    """The origin of a scenario's values, for messages. ``override`` is what the scenario itself
+    sets, ``assigned`` the key paths of ``--set``."""
 
     file: str
     scenario: str

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
@@ -22,6 +23,7 @@ from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.physics.shard_times import DOUBT
+from sarathi_sim.profiler.storage.child import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import (
     NO_DRAFTER,
@@ -41,43 +43,50 @@ from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import EngineSwitches, Records, Switches
 from sarathi_sim.simulator.loop.replica import Predictor
-from sarathi_sim.simulator.loop.simulation import Replicas, simulate_workers
-from sarathi_sim.simulator.op_times.group_times import GroupPredictor, beside_experts
+from sarathi_sim.simulator.loop.simulation import Clients, Replicas, simulate
 from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import (
     CHUNK_BLOCK,
     BundlePredictor,
     Drafter,
+    GroupPredictor,
     OfEach,
     TableSizes,
+    beside_experts,
 )
 from sarathi_sim.simulator.views.metrics import Analysis, Hardware
-from .base import Source
-from .calibration import calibration_of
-from .drafts import (
-    DRAFT_MODEL,
-    acceptance_of,
-    draft_slots,
-    drafter_of,
-    scenario_of_drafter,
-    speculation_note,
-)
-from .engine_version import of_its_version, running_of, with_running
+from .base import Source, get
 from .inputs import (
+    calibration_of,
     device_of,
     host_of,
     link_scope,
     model_of,
     number_bytes_of,
+    of_its_version,
     op_times_of,
     provenance,
+    running_of,
     with_formats,
     with_host_time,
+    with_running,
 )
 from .policy import policy_errors
+from .pools import (
+    DRAFT_MODEL,
+    EngineHandover,
+    acceptance_of,
+    check_alike,
+    draft_slots,
+    drafter_of,
+    handover_of,
+    own_keys,
+    pool_of,
+    scenario_of_drafter,
+    speculation_note,
+)
 from .requests import Traffic, build_clients, build_requests
-from .run_memory import Need, check_memory, run_needs, workload_needs
 from .scenario import (
     POOLS,
     Batching,
@@ -86,13 +95,54 @@ from .scenario import (
     Scenario,
     Transfers,
 )
-from .two_pools import (
-    EngineHandover,
-    check_alike,
-    handover_of,
-    own_keys,
-    pool_of,
-)
+from .workload import ZipfLengths
+
+# Bytes of this machine's memory (docs/lab/performance.md): of a request, of its records and
+# metrics, and of a turn of a session in addition; of a class of Zipf lengths.
+REQUEST_BYTES, RECORD_BYTES, TURN_BYTES, CLASS_BYTES = 300, 1100, 230, 40
+# Of a micro-batch's records; of a stage's idle times and row of the ledger; of a replica's rest.
+GROUP_BYTES, STAGE_BYTES, REPLICA_BYTES = 700, 1000, 6000
+# Of a row count in the predictor's table; of a point of its attention tables that are computed at
+# once, and of those of chunks, computed block by block.
+TOKEN_BYTES, POINT_BYTES, CHUNK_POINT_BYTES = 350, 330, 60
+ALWAYS_FREE = 16_000_000
+"""Needs below this are not checked: a sweep's small runs need no more, and asking the system for
+free memory would take a tenth of their time."""
+
+
+def workload_bytes(scenario: Scenario) -> Counter[str]:
+    """This machine's memory for a scenario's requests: bytes by the key that causes them. A trace's
+    reader checks its own (``simulator/load/trace.py``)."""
+    workload, lengths = scenario.workload, scenario.workload.lengths
+    each = REQUEST_BYTES + RECORD_BYTES + (TURN_BYTES if workload.sessions else 0)
+    found = Counter({"workload.requests": each * (workload.requests or 0)})
+    if isinstance(lengths, ZipfLengths):
+        classes = max(0, lengths.max - lengths.min) // lengths.step + 1
+        found["workload.lengths.max"] = CLASS_BYTES * classes
+    return found
+
+
+def check_memory(needs: Counter[str], scenario: Scenario, source: Source) -> None:
+    """Raise UserError, naming the key that needs most, if this machine has too little."""
+    if problem := shortage(needs):
+        key = needs.most_common(1)[0][0]
+        raise source.error(key, get(scenario.model_dump(), tuple(key.split("."))), problem)
+
+
+def shortage(needs: Counter[str]) -> str:
+    """The needed and the free memory as text; empty if there is enough."""
+    total = needs.total()
+    if total <= ALWAYS_FREE or total <= (free := available_bytes()):
+        return ""
+    parts = ", ".join(f"{what} {size_text(size)}" for what, size in needs.most_common(3) if size)
+    needed = f"would take about {size_text(total)} of memory ({parts})"
+    return f"{needed}, but only {size_text(free)} are free"
+
+
+def check_together(needs: Mapping[str, Counter[str]], file: str) -> None:
+    """Raise UserError if scenarios, by name, together need more memory than is free."""
+    if problem := shortage(Counter({f"scenario {n}": c.total() for n, c in needs.items()})):
+        raise UserError(f"{file}: scenarios: together they {problem}; run fewer at a time")
 
 
 @dataclass(frozen=True)
@@ -238,11 +288,9 @@ class Deployment:
 
     @cached_property
     def table_sizes(self) -> TableSizes:
-        """The sizes of the predictor's tables: the largest that this workload can need.
-
-        No micro-batch holds more sequences than there are requests or than reserve their KV
-        tokens, and no chunk is longer than a prompt.
-        """
+        """The sizes of the predictor's tables: the largest that this workload can need. No
+        micro-batch holds more sequences than there are requests or than reserve their KV tokens,
+        and no chunk is longer than a prompt."""
         scenario, requests = self.scenario, self.requests
         assert scenario.batching.max_batch and scenario.cluster.max_length
         length = scenario.cluster.max_length
@@ -270,9 +318,22 @@ class Deployment:
         return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
 
     @property
-    def memory_needs(self) -> list[Need]:
-        """The memory of a run, without its requests."""
-        return run_needs(self.scenario, len(self.requests), self.table_sizes)
+    def memory_bytes(self) -> Counter[str]:
+        """This machine's memory for a run, without its requests: bytes by the key that causes
+        them."""
+        cluster, flying = self.scenario.cluster, self.scenario.batching.max_in_flight or 1
+        replica = REPLICA_BYTES + STAGE_BYTES * cluster.pp + GROUP_BYTES * flying
+        tables = self.table_sizes
+        return Counter(
+            {
+                "workload.requests": RECORD_BYTES * len(self.requests),
+                "cluster.replicas": replica * cluster.replicas * cluster.dp,
+                "workload.lengths": TOKEN_BYTES * tables.token_rows * cluster.dp,
+                "cluster.max_length": POINT_BYTES * tables.whole_prompts,
+                "batching.max_batch": POINT_BYTES * tables.decode_points,
+                "policy.chunk_size": CHUNK_POINT_BYTES * tables.chunk_points,
+            }
+        )
 
     @cached_property
     def predictor(self) -> BundlePredictor:
@@ -340,27 +401,24 @@ class Deployment:
         predictor: Predictor | StepPredictor | None = None,
     ) -> Records:
         """Simulate it. ``progress`` gets the number of finished requests from time to time.
-        ``predictor`` replaces :attr:`predictor`, with several ranks :attr:`step_predictor`.
-        """
-        scenario = self.scenario
+        ``predictor`` replaces :attr:`predictor`, with several ranks :attr:`step_predictor`."""
+        engine = self.pools[0].scenario.engine  # requests come in and go out at its front end
+        scenario = self.scenario.model_copy(update={"engine": engine})
+        clients = build_clients(scenario, self.requests)
         with policy_errors(scenario.policy):
-            records = simulate_workers(
-                self.requests,
-                self.workers(predictor),
-                seed=scenario.seed,
-                clients=build_clients(scenario, self.requests),
-                progress=progress,
-            )
-            return replace(records, frontend_s=scenario.engine.frontend_s or 0.0)
+            records = self._served(predictor, scenario.seed, clients, progress)
+            return replace(records, frontend_s=engine.frontend_s or 0.0)
+
+    def _served(self, predictor: Any, seed: int, clients: Clients | None, progress: Any) -> Records:
+        workers = self.workers(predictor)
+        return simulate(self.requests, workers, seed=seed, clients=clients, progress=progress)
 
 
 @dataclass(frozen=True)
 class PoolsDeployment(Deployment):
     """A deployment of two pools, each a deployment of its own: ``prefill``, whose requests end with
     their first token, and ``decode``. ``given`` is the section before its defaults were filled in.
-
-    What is of one pool only, such as its layers and its KV capacity, is the decode pool's here.
-    """
+    What is of one pool only, such as its layers and its KV capacity, is the decode pool's here."""
 
     prefill: Deployment = field(kw_only=True)
     decode: Deployment = field(kw_only=True)
@@ -388,29 +446,13 @@ class PoolsDeployment(Deployment):
         return tuple(dict.fromkeys(doubt for pool in self.pools for doubt in pool.doubts))
 
     @property
-    def memory_needs(self) -> list[Need]:
-        return [need for pool in self.pools for need in pool.memory_needs]
+    def memory_bytes(self) -> Counter[str]:
+        return self.prefill.memory_bytes + self.decode.memory_bytes
 
-    def simulate(
-        self,
-        progress: Callable[[int], None] | None = None,
-        predictor: Predictor | StepPredictor | None = None,
-    ) -> Records:
-        scenario = self.scenario
-        with policy_errors(scenario.policy):
-            records = simulate_pools(
-                self.requests,
-                self.prefill.workers(predictor),
-                self.decode.workers(predictor),
-                self.handover,
-                seed=scenario.seed,
-                clients=build_clients(
-                    scenario.model_copy(update={"engine": self.prefill.scenario.engine}),
-                    self.requests,
-                ),
-                progress=progress,
-            )
-            return replace(records, frontend_s=self.prefill.scenario.engine.frontend_s or 0.0)
+    def _served(self, predictor: Any, seed: int, clients: Clients | None, progress: Any) -> Records:
+        first, second = self.prefill.workers(predictor), self.decode.workers(predictor)
+        around: dict[str, Any] = {"seed": seed, "clients": clients, "progress": progress}
+        return simulate_pools(self.requests, first, second, self.handover, **around)
 
 
 Requests = Callable[[Scenario, int, Source], list[Request]]
@@ -424,11 +466,8 @@ def deploy(
     remote: bool = False,
 ) -> Deployment:
     """Check a scenario against its model, device, profiles and workload, and fill in defaults.
-
     ``requests_of`` lets a sweep share requests between scenarios. With ``remote`` prompts are
-    computed elsewhere. Raises UserError, naming file,
-    key, value and what is allowed.
-    """
+    computed elsewhere. Raises UserError, naming file, key, value and what is allowed."""
     if scenario.disaggregation is not None:
         return _deploy_pools(scenario, source, requests_of)
     # 1. The names: model, device and number formats; and the layers of each stage.
@@ -444,7 +483,7 @@ def deploy(
     check_policy(scenario, source)
     drafter = drafter_of(scenario, model, source)
     # 2. The requests.
-    check_memory(workload_needs(scenario), scenario, source)
+    check_memory(workload_bytes(scenario), scenario, source)
     requests = requests_of(scenario, max_length, source)
     notes = [*notes, *(requests.notes if isinstance(requests, Traffic) else [])]
     if len(scenario.device) > len(given):
@@ -494,13 +533,12 @@ def deploy(
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
     inputs = (model, device, layers, room.tokens, requests, ops, digest)
     found = Deployment(scenario, *inputs, tuple(notes), room.memory, drafting)
-    check_memory(found.memory_needs, scenario, source)
+    check_memory(found.memory_bytes, scenario, source)
     _refuse_if_nothing_fits(found, source)
     return found
 
 
 def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> Deployment:
-    """The deployment of each pool, and of both."""
     given = scenario.disaggregation
     assert given is not None
     (first, prefills), (second, decodes) = (pool_of(scenario, pool, source) for pool in POOLS)
@@ -534,7 +572,7 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
         handover=_handover(over, token_bytes, given.frontends),
         given=given,
     )
-    check_memory(found.memory_needs, scenario, source)
+    check_memory(found.memory_bytes, scenario, source)
     return found
 
 
@@ -826,7 +864,6 @@ def _notes(
 
 
 def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
-    """Raise UserError where every request is rejected."""
     refused, why = found.refused
     if refused and len(refused) == len(found.requests):
         key, value = "cluster.max_length", found.scenario.cluster.max_length

@@ -15,7 +15,7 @@ from sarathi_sim.simulator.load.engine_memory import SHARES
 from sarathi_sim.simulator.op_times.op_times import SUM
 from .base import KeyPath, Source, has
 from .deployment import Deployment, PoolsDeployment
-from .links import node_gpus
+from .inputs import node_gpus
 from .scenario import OF_VLLM, POOLS, Scenario
 from .workload import AtOnce, Closed
 

@@ -1,5 +1,5 @@
-"""The inputs of a scenario, read and checked: its model, its device, its profile bundle, and the
-host times of its engine.
+"""The inputs of a scenario, read and checked: its model, its device, its profile bundle, its links,
+the host times of its engine, and what ``sarathi-sim tune`` found of a user's own server.
 
 They are cached for the next scenario, because all runs of a sweep name the same few.
 ``data/host_time.yaml`` holds the host's constants by serving stack, with origin, plausible ranges
@@ -12,25 +12,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field, fields, replace
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from sarathi_sim.policies.request import Request
+from pydantic import Field
+
+from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.request import Request, release_of
 from sarathi_sim.profiler.bundle.check import load_plausible
 from sarathi_sim.profiler.bundle.schema import BundleMeta, bundle_path
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.engines import engine_facts
-from sarathi_sim.profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes, named_stack
+from sarathi_sim.profiler.facts.engines import capability, engine_facts
+from sarathi_sim.profiler.facts.formats import (
+    STACKS,
+    TWO_BYTES,
+    Kernels,
+    NumberBytes,
+    Stack,
+    named_stack,
+)
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
     ALL_ROW_OPS,
+    ALL_TO_ALL,
     ATTENTION,
     MOE,
     OPS,
+    SEND_RECV,
     SENDS,
     elementwise,
 )
@@ -38,22 +50,83 @@ from sarathi_sim.profiler.kernels.borrowed import BY_RATIO
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.physics.shard_times import DOUBT
-from sarathi_sim.profiler.storage.files import data_dir, user_path
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from sarathi_sim.profiler.storage.files import data_dir, read_bounded, user_path
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError, UserError, parse, strict_dataclass
+from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, SHARES, STACK_SHARES, EngineMemory
 from sarathi_sim.simulator.op_times.iteration import HostTime
-from sarathi_sim.simulator.op_times.link_times import LinkTimes
 from sarathi_sim.simulator.op_times.modelled import modelled_times
-from sarathi_sim.simulator.op_times.op_times import OpTimes
+from sarathi_sim.simulator.op_times.op_times import LinkTimes, OpTimes, Route
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from .base import Source, Strict
-from .calibration import (
-    ServerCalibration,
-    calibration_of,
-    factors,
-)
-from .links import PCIE, links_of, node_gpus
-from .scenario import Engine, Scenario
+from .scenario import FUSED, Engine, KvCache, NetworkLink, NodeLink, Scenario
+
+MARK = "# written by sarathi-sim tune\n"
+LINKS = (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)
+Constant = Literal[
+    "host_iteration_s", "host_sequence_s", "launch_layer_s", "frontend_s", "admission_s"
+]
+Factor = Annotated[float, Field(ge=0.1, le=10)]
+
+
+@strict_dataclass
+class ServerCalibration:
+    """The constants of one server's ``engine`` (of a ``stack``, with a ``model`` on a ``device``)
+    in seconds, and factors on the times of its ``kernels`` and of messages over its ``links``,
+    fitted to ``runs``. ``known`` is, by constant, 1 if the runs settle it and 0 if they say
+    nothing of it.
+    """
+
+    stack: str
+    model: str
+    device: str
+    runs: list[str]
+    engine: dict[Constant, Annotated[float, Field(ge=0, le=3600)]]
+    kernels: Factor
+    links: Factor
+    known: dict[str, float] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The file."""
+        return MARK + dump_yaml(asdict(self), width=96)
+
+
+def factors(kernels: float, links: float) -> dict[str, float]:
+    """Factors on the time of each op."""
+    return {op: links if op in LINKS else kernels for op in OPS}
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises UserError for a file that tune did not write, or where there is no folder for it."""
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}")
+    if path.exists() and not (path.is_file() and read_bounded(path).startswith(MARK.encode())):
+        raise UserError(f"{path}: exists, and tune did not write it: give another name")
+
+
+def calibration_of(scenario: Scenario, source: Source) -> ServerCalibration | None:
+    """The calibration that a scenario names. On another device its factors are 1: they belong to
+    the device, the engine's constants to the host. Raises UserError for a file that is none, or
+    that is of another engine."""
+    if scenario.calibration is None:
+        return None
+    try:
+        path = user_path(scenario.calibration)
+        found = read_calibration(path)
+    except (UserError, SpecError) as error:
+        raise source.error("calibration", scenario.calibration, str(error)) from None
+    engine = named_stack(scenario.stack)[0] if scenario.stack else "no stack"
+    if engine != found.stack:
+        problem = f"is of {found.stack}, and this scenario has {engine}"
+        raise source.error("calibration", scenario.calibration, problem)
+    if scenario.device == found.device:
+        return found
+    return replace(found, kernels=1.0, links=1.0)
+
+
+def read_calibration(path: Path) -> ServerCalibration:
+    """The calibration in a file. Raises SpecError if it is none."""
+    return parse(ServerCalibration, read_mapping(path), path)
 
 
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:
@@ -105,10 +178,8 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
 def with_formats(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> Scenario:
-    """The scenario with the checkpoint's number formats, unless it names its own.
-
-    Raises UserError for a quantised checkpoint without a stack.
-    """
+    """The scenario with the checkpoint's number formats, unless it names its own. Raises UserError
+    for a quantised checkpoint without a stack."""
     engine = named_stack(scenario.stack)[0] if scenario.stack else None
     own = served_formats(model, device.name, engine)
     found = {k: v for k, v in own.items() if getattr(scenario, k) is None}
@@ -143,12 +214,9 @@ def _needing(section: Strict, prefix: str = "") -> Iterator[tuple[str, object, s
 def number_bytes_of(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> NumberBytes:
-    """Bytes of numbers in the profiled dtype; those of fp16 if there is no profile.
-
-    A missing profile is reported later, after the check of the memory. Raises UserError for a
-    number format without a stack whose kernels compute with it, and for experts of a model that
-    has none.
-    """
+    """Bytes of numbers in the profiled dtype; those of fp16 if there is no profile. A missing
+    profile is reported later, after the check of the memory. Raises UserError for a number format
+    without a stack whose kernels compute with it, and for experts of a model that has none."""
     cluster = scenario.cluster
     own = *_needing(scenario), *_needing(cluster, "cluster."), *_needing(scenario.engine, "engine.")
     for key, value, needs in own:
@@ -307,9 +375,7 @@ def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", 
 
 def bundle_digest(path: Path) -> str:
     """SHA-256 of a bundle's ``meta.yaml``, which in turn holds that of its tables; empty without.
-
-    Reading the bundle checks the latter.
-    """
+    Reading the bundle checks the latter."""
     meta = path / "meta.yaml"
     return sha256(meta.read_bytes()).hexdigest() if meta.is_file() else ""
 
@@ -326,10 +392,8 @@ def _load_model(name: str, changed: int) -> ModelSpec:
 
 @lru_cache(maxsize=16)
 def _load(path: Path, digest: str) -> OpTimes:
-    """The regressions of one bundle; scenarios share them.
-
-    ``digest`` is that of the bundle: a worker may outlive a change of the folder.
-    """
+    """The regressions of one bundle; scenarios share them. ``digest`` is that of the bundle: a
+    worker may outlive a change of the folder."""
     return bundle_times(load_plausible(path))
 
 
@@ -425,11 +489,9 @@ def with_host_time(
     requests: Sequence[Request],
     tuned: ServerCalibration | None = None,
 ) -> tuple[Engine, tuple[str, ...]]:
-    """The engine's section with every constant filled in, and notes on its host's time.
-
-    A mixture of experts has the constants of mixtures. The constant of a prompt token is taken
-    times the mean prompt of ``requests``, that of a launch times the calls of a layer of ``model``.
-    """
+    """The engine's section with every constant filled in, and notes on its host's time. A mixture
+    of experts has the constants of mixtures. The constant of a prompt token is taken times the mean
+    prompt of ``requests``, that of a launch times the calls of a layer of ``model``."""
     given = scenario.engine
     stack = named_stack(scenario.stack)[0] if scenario.stack else None
     times = host_times(mixtures=model.experts is not None)
@@ -491,3 +553,152 @@ def calls_of_layer(model: ModelSpec, dtype: str | None) -> float:
     beside += model.share_of("recurrent") * _RECURRENT_CALLS
     beside += _INDEX_CALLS if model.indexer else 0
     return gemms + beside + _OTHER_CALLS
+
+
+#: PCIe 5.0 x16, of a device whose own link is NVLink.
+PCIE = 64e9
+#: A message through the host's memory crosses PCIe twice and the memory bus as often: assumed. The
+#: latency is longer by half of what NCCL's smallest message takes longer between two RTX 4090
+#: without peer access (11.8 us, tinygrad/open-gpu-kernel-modules issue 17) than with it (5).
+PEER_LATENCY_S = 2e-6
+THROUGH_HOST, HOST_LATENCY_S = 0.25, PEER_LATENCY_S + 3.4e-6
+#: AIConfigurator's assumption for all networks; RoCE's is assumed.
+NETWORK_LATENCY_S = {"infiniband": 10e-6, "roce": 15e-6}
+#: NCCL over sockets: 4 to 6 GB/s by an adapter of 100 Gb/s (NVIDIA/nccl issue 450); an all-reduce
+#: of a few bytes on two nodes takes 120 us, two messages (issue 1184).
+TCP_BANDWIDTH, TCP_LATENCY_S = 5e9, 60e-6
+
+
+def node_gpus(scenario: Scenario, device: DeviceSpec) -> int:
+    """The GPUs of a node."""
+    return scenario.cluster.gpus_per_node or device.gpus_per_node
+
+
+def links_of(scenario: Scenario, device: DeviceSpec) -> LinkTimes:
+    """The links of a deployment, where they are others than those of the measurements."""
+    cluster, node = scenario.cluster, node_gpus(scenario, device)
+    within, between = cluster.intra_node or NodeLink(), cluster.inter_node or NetworkLink()
+    own = device.intra_node
+    measured = "nvlink" if own.bandwidth > PCIE else "pcie_peer"
+    kind = within.kind or (measured if own.peers else "pcie")
+    pcie = min(own.bandwidth, PCIE)
+    known = {
+        "nvlink": (own.bandwidth, PEER_LATENCY_S),
+        "pcie_peer": (pcie, PEER_LATENCY_S),
+        "pcie": (THROUGH_HOST * pcie, HOST_LATENCY_S),
+    }
+    bandwidth, latency_s = known[kind]
+    usual_s = known[measured][1]
+    other = kind != measured or within.bandwidth or within.latency_s is not None
+    inside = Route(
+        kind,
+        within.bandwidth or bandwidth,
+        latency_s if within.latency_s is None else within.latency_s,
+    )
+    rack = between.kind is None and PCIE < own.bandwidth <= device.inter_node.bandwidth
+    network = "nvlink" if rack else between.kind or "infiniband"
+    latency_s = PEER_LATENCY_S if rack else NETWORK_LATENCY_S.get(network, TCP_LATENCY_S)
+    shared = min(cluster.tp, node) if network == "tcp" else 1
+    rate = between.bandwidth or (TCP_BANDWIDTH if network == "tcp" else device.inter_node.bandwidth)
+    outside = Route(
+        network, rate / shared, latency_s if between.latency_s is None else between.latency_s
+    )
+    return LinkTimes(
+        inside if other else None,
+        outside if cluster.inter_node else None,
+        outside,
+        max(1, cluster.tp // node),
+        inside.bandwidth <= own.bandwidth,
+        max(0.0, inside.latency_s - usual_s),
+    )
+
+
+def version_defaults(scenario: Scenario, device: DeviceSpec) -> dict[str, dict[str, Any]]:
+    """The defaults of ``policy``, ``kv_cache`` and ``engine`` that depend on the engine's version:
+    its policy's; and the kernels' where the stack names one."""
+    policy, version = scenario.policy, scenario.policy.model_dump().get("version")
+    cluster, spec = scenario.cluster, scenario.speculation
+    about = {key: "several" if getattr(cluster, key) > 1 else "one" for key in ("pp", "dp")}
+    inside = cluster.tp <= node_gpus(scenario, device)
+    inside &= cluster.intra_node is None or cluster.intra_node.kind in (None, "nvlink")
+    about |= {"tp": str(cluster.tp) if inside else "", "capability": capability(device)}
+    about |= {} if spec is None else {"speculation": spec.method}
+    wanted = list[tuple[Stack, str, str, str]]()
+    if policy.name in STACKS and version:
+        wanted.append((policy.name, version, "policy", "async_scheduling"))
+        wanted.append((policy.name, version, "kv_cache", STACK_SHARES[policy.name]))
+    if scenario.stack is not None:
+        stack, own = named_stack(scenario.stack)
+        own = own or (version if stack == policy.name else None) or ""
+        wanted.append((stack, own, "engine", FUSED))
+    found: dict[str, dict[str, Any]] = {"policy": {}, "kv_cache": {}, "engine": {}}
+    for engine, of, section, key in wanted:
+        if key in engine_facts(engine).facts:
+            value = engine_facts(engine).at(key, of, **about)
+            # A key of a run is the same however often it is resolved: a share is no whole number.
+            found[section][key] = value if isinstance(value, bool) else float(value)
+    return found
+
+
+def of_its_version(scenario: Scenario, device: DeviceSpec) -> tuple[Scenario, list[str]]:
+    """The scenario with the defaults of its engine's version for what it leaves open, and what to
+    say of a version whose decisions were not compared."""
+    policy, version = scenario.policy, scenario.policy.model_dump().get("version")
+    found, cache = version_defaults(scenario, device), scenario.kv_cache or KvCache()
+    if "usable_memory" in scenario.cluster.model_fields_set:
+        found["kv_cache"] = {}
+    for section, of in (("policy", policy), ("kv_cache", cache), ("engine", scenario.engine)):
+        given = of.model_fields_set  # and null is not given
+        left = {k: v for k, v in found[section].items() if k not in given or getattr(of, k) is None}
+        if left:
+            scenario = scenario.model_copy(update={section: of.model_copy(update=left)})
+    if policy.name not in STACKS or not version:
+        return scenario, []
+    compared = engine_facts(policy.name).lockstep
+    own, oldest, newest = map(release_of, (version, compared[0], compared[-1]))
+    if own[: len(oldest)] >= oldest and own[: len(newest)] <= newest:
+        return scenario, []
+    near = compared[0] if own < oldest else compared[-1]
+    told = f"{policy.name} {version}: here it decides as {near}, the nearest version that was "
+    return scenario, [f"{told}compared decision by decision"]
+
+
+def running_of(
+    policy: PoolPolicy, cache: KvCache, memory: EngineMemory, source: Source
+) -> tuple[int, str]:
+    """The sequences that may run, as far as states of recurrent layers allow, and what to say of
+    it. Raises UserError where the engine would not start.
+
+    Sources: vllm-project/vllm, pull request 38270 (a block of the cache for each sequence); SGLang
+    0.5.23, ``mem_cache/kv_cache_configurator.py`` (a pool of states, several a request).
+    """
+    most, version = policy.max_num_seqs, policy.version
+    if not memory.state_bytes:
+        return most, ""
+    facts = engine_facts(SHARES[memory.setting].engine)
+    size = f"recurrent layers: a sequence's states take {memory.state_bytes / 1e6:.1f} MB of a GPU"
+    if memory.states is None:
+        limit = "states_limit_sequences"
+        refuses = limit in facts.facts and facts.at(limit, version)
+        if refuses and most > memory.most_states:
+            problem = f"must be at most {memory.most_states}: each needs a block for its states, "
+            problem += f"or vLLM {version} does not start"
+            raise source.error("policy.max_num_seqs", most, problem)
+        return most, f"{size}, {memory.state_blocks} KV blocks"
+    each = 1
+    if cache.prefix_caching:
+        each = facts.at("states_cached", version)
+        each += facts.at("states_overlap", version) if policy.ahead else 0
+    running = min(most, memory.states // each)
+    told = f"{size}; {memory.states:,} of them fit, {each} a request: {running:,} run at once"
+    if not running:
+        raise source.error("kv_cache", None, f"{told}; use {MORE_GPUS}")
+    return running, told
+
+
+def with_running(scenario: Scenario, running: int, memory: EngineMemory | None) -> Scenario:
+    """The scenario with SGLang's limit of running requests, where a pool of states lowers it."""
+    key = "max_running_requests"
+    if memory is None or memory.states is None or key not in type(scenario.policy).model_fields:
+        return scenario
+    return scenario.having("policy", **{key: running})

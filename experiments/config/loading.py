@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean, show
-from sarathi_sim.simulator.views.metric_registry import METRICS, percentile, quantity
+from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean
+from sarathi_sim.simulator.views.metrics import METRICS, percentile, quantity
 from .base import (
     Assignments,
     Config,
@@ -37,8 +37,8 @@ from .policy import (
     read_policy,
     session_policy,
 )
+from .pools import NEEDED, acting, check_pools, shared_keys, written
 from .scenario import POOLS, Header, Ratio, Scenario, Validation
-from .two_pools import acting, check_pools, shared_keys, written
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -70,10 +70,8 @@ def shipped_configs() -> list[str]:
 
 @dataclass(frozen=True)
 class Draft:
-    """A file with the values of the ``--set`` options, not yet turned into scenarios.
-
-    ``raw`` has the keys that all scenarios share, ``overrides`` the changes of each.
-    """
+    """A file with the values of the ``--set`` options, not yet turned into scenarios. ``raw`` has
+    the keys that all scenarios share, ``overrides`` the changes of each."""
 
     header: Header
     raw: dict[str, Any]
@@ -83,11 +81,8 @@ class Draft:
 
 
 def load_experiment(config: Config, assignments: Assignments = ()) -> Experiment:
-    """Read a configuration.
-
-    ``assignments`` are applied to the top level in order (a scenario by
-    ``scenarios.NAME.key.path=value``). Raises UserError with one line per mistake.
-    """
+    """Read a configuration. ``assignments`` are applied to the top level in order (a scenario by
+    ``scenarios.NAME.key.path=value``). Raises UserError with one line per mistake."""
     draft = read_draft(config, assignments)
     if "sweep" in draft.raw:
         raise UserError(
@@ -268,45 +263,21 @@ def check_effect(
     """Refuse a key of the file, or a ``--set``, that every scenario, or both of its pools,
     override, and such an axis of the ``points`` of a ``space``: it would have no effect. Raises
     UserError."""
-    raw, overrides = draft.raw, draft.overrides
-    for path in draft.assigned:
-        if path[0] in Header.model_fields:
-            continue
-        if path[0] != "scenarios":
-            _check_overrides(path, raw, overrides)
-            free = [name for name, override in overrides.items() if not has(override, path)]
-            _check_reach(draft, points, free, path, f"--set {'.'.join(path)}")
-        elif len(path) > 2:
-            _check_reach(draft, points, [path[1]], path[2:], f"--set {'.'.join(path)}")
+    raw, overrides, source = draft.raw, draft.overrides, draft.source
+    needed = [path for path in draft.assigned if path in NEEDED]
+    for path in (*needed, *written(raw)):
+        free = [name for name, override in overrides.items() if not has(override, path)]
+        if not free:
+            own = ".".join(("scenarios", next(iter(overrides)), *path))
+            problem = "has no effect, because every scenario sets this itself"
+            raise UserError(f"{source.name(path)}: {problem}; change one with --set {own}=...")
+        _check_reach(draft, points, free, path, source.name(path))
     for axis in dict.fromkeys(key for point in points for key in point):
         _check_reach(draft, points, overrides, tuple(axis.split(".")), f"{space}: {axis}")
-    for path in written(raw):
-        name = draft.source.name(path)
-        free = [each for each, override in overrides.items() if not has(override, path)]
-        if not free:
-            raise UserError(f"{name}: has no effect, because every scenario sets this itself")
-        _check_reach(draft, points, free, path, name)
-    for scenario, override in overrides.items():
+    for name, override in overrides.items():
+        own_source = replace(source, scenario=name, override=override)
         for path in written(override):
-            name = f"{draft.source.file}: scenarios.{scenario}.{'.'.join(path)}"
-            _check_reach(draft, points, [scenario], path, name)
-
-
-def _check_overrides(path: KeyPath, raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Refuse a ``--set`` that every scenario overrides."""
-    wanted, rest = get(raw, path), without(raw, path)
-    merged = [merge(raw, override) for override in overrides.values()]
-    if isinstance(wanted, dict):
-        unused = merged == [merge(rest, override) for override in overrides.values()]
-    else:
-        unused = all(get(tree, path) != wanted for tree in merged)
-    if unused:
-        key = ".".join(path)
-        first = next(iter(overrides))
-        raise UserError(
-            f"--set {key}: value {show(wanted)}: has no effect, because every scenario sets "
-            f"this itself; change one with --set scenarios.{first}.{key}=..."
-        )
+            _check_reach(draft, points, [name], path, own_source.name(path))
 
 
 def _check_reach(
@@ -403,11 +374,9 @@ def refuse_of_session(scenario: Scenario, source: Source) -> None:
 
 
 def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """A resolved scenario as in a result's ``config.yaml``, and the files stored with it.
-
-    A user's policy and calibration are stored, so that the result can be simulated again anywhere;
-    profiles are stored as absolute paths, so on this machine it can be from any folder.
-    """
+    """A resolved scenario as in a result's ``config.yaml``, and the files stored with it. A user's
+    policy and calibration are stored, so that the result can be simulated again anywhere; profiles
+    are stored as absolute paths, so on this machine it can be from any folder."""
     content, policy = shared_keys(scenario, scenario.model_dump()), scenario.policy
     if scenario.profiles:
         content["profiles"] = str(user_path(scenario.profiles).absolute())

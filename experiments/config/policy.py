@@ -80,10 +80,8 @@ class ShippedPolicy(NamedPolicy):
 
 
 class FilePolicy(NamedPolicy):
-    """A policy of a user's file; its subclasses hold the file's ``code``.
-
-    It is pickled as that code, so that a worker needs no such file. ``sha256`` is that of the file.
-    """
+    """A policy of a user's file; its subclasses hold the file's ``code``. It is pickled as that
+    code, so that a worker needs no such file. ``sha256`` is that of the file."""
 
     code: ClassVar[str]
     file: Text
@@ -216,9 +214,7 @@ else:
 
 def read_policy(keys: Mapping[str, Any], source: Source) -> FilePolicy:
     """The policy that ``{file: mine.py, name: ..., ...}`` describes. **This executes the file.**
-
-    Raises UserError, a line per mistake.
-    """
+    Raises UserError, a line per mistake."""
     file = keys["file"]
     if not isinstance(file, str) or not file:
         raise source.error("policy.file", file, "must be the path of a Python file")

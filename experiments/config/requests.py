@@ -12,8 +12,7 @@ import numpy as np
 from sarathi_sim.policies.request import Prefix, Request
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
-from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
-from sarathi_sim.simulator.load.workload import (
+from sarathi_sim.simulator.load.requests import (
     WorkloadError,
     at_once,
     burstier,
@@ -34,6 +33,7 @@ from sarathi_sim.simulator.load.workload import (
     with_turns_before,
     zipf_lengths,
 )
+from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from sarathi_sim.simulator.loop.clock import HORIZON_S, quantize
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.simulation import Clients, ClosedLoop, Conversations
@@ -60,11 +60,9 @@ from .workload import (
 
 
 def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:
-    """The clients of sessions and closed loops; None if requests arrive at times of their own.
-
-    A client also waits for the front end: ``frontend_s`` in the mean, exponentially distributed.
-    The same delay for all would keep them in step, which measured clients are not.
-    """
+    """The clients of sessions and closed loops; None if requests arrive at times of their own. A
+    client also waits for the front end: ``frontend_s`` in the mean, exponentially distributed. The
+    same delay for all would keep them in step, which measured clients are not."""
     arrivals, sessions = scenario.workload.arrivals, scenario.workload.sessions
     sender = arrivals if sessions is None else sessions
     if not isinstance(sender, Closed | Sessions):
@@ -94,11 +92,8 @@ class Traffic(list[Request]):
 
 
 def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traffic:
-    """The requests, in order of arrival; sessions one after the other.
-
-    None is longer than ``max_length`` unless ``too_long`` is ``reject``. Raises UserError, naming
-    the key at fault.
-    """
+    """The requests, in order of arrival; sessions one after the other. None is longer than
+    ``max_length`` unless ``too_long`` is ``reject``. Raises UserError, naming the key at fault."""
     workload, seed, session = scenario.workload, scenario.seed, None
     trace = trace_of(scenario, source)
     if workload.every > 1 and workload.requests is not None:  # only every n-th request is kept
@@ -213,7 +208,6 @@ def _refusals(workload: Workload) -> Iterator[tuple[str, object, str]]:
 
 
 def _rates(arrivals: Varying) -> tuple[Floats, Floats]:
-    """The times at which the rate is stated, and the rates there."""
     return np.array([r.at_s for r in arrivals.rates]), np.array([r.rate for r in arrivals.rates])
 
 
@@ -281,7 +275,6 @@ def trace_path(lengths: TraceLengths, source: Source) -> Path:
 
 
 def _turns(sessions: Sessions, count: int, seed: int) -> Ints:
-    """The session of each request."""
     return draw_sessions(count, sessions.min_turns, sessions.max_turns, stream(seed, "turns"))
 
 
@@ -306,7 +299,6 @@ def _sharing(
 def _lengths(
     workload: Workload, seed: int, trace: Trace | None, source: Source
 ) -> tuple[Ints, Ints]:
-    """Prompt and output tokens."""
     if trace is not None:
         return trace.prompt, trace.output
     count, given, rng = workload.requests or 0, workload.lengths, stream(seed, "lengths")
@@ -347,7 +339,6 @@ def no_arrivals(trace: Trace | None, source: Source) -> UserError:
 def _arrivals(
     workload: Workload, seed: int, count: int, trace: Trace | None, source: Source
 ) -> Floats:
-    """Seconds at which requests (or sessions) arrive."""
     rng = stream(seed, "arrivals")
     match given := workload.arrivals:
         case AtOnce() | Closed():

@@ -34,7 +34,7 @@ from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.simulator.loop.records import EngineSwitches
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.views.metric_registry import number_text, with_unit
+from sarathi_sim.simulator.views.metrics import number_text, with_unit
 from .base import (
     Count,
     Degree,
@@ -386,9 +386,7 @@ class Scenario(Strict):
 
 class Ratio(Strict):
     """A metric of one scenario divided by the same metric of another, beside a paper's value.
-
-    ``metric`` is a dotted path into the summary, such as ``makespan_s`` or ``bubble_s.p50``.
-    """
+    ``metric`` is a dotted path into the summary, such as ``makespan_s`` or ``bubble_s.p50``."""
 
     metric: Text
     over: Annotated[list[Name], Field(min_length=2, max_length=2)]
@@ -411,11 +409,9 @@ class Validation(Strict):
 
 
 class Header(Strict):
-    """The keys of a file beside those of its scenarios.
-
-    ``runs`` says for ``score`` which measured runs a scenario describes: a pattern of file names,
-    such as ``*_01.json`` (default: every run).
-    """
+    """The keys of a file beside those of its scenarios. ``runs`` says for ``score`` which measured
+    runs a scenario describes: a pattern of file names, such as ``*_01.json`` (default: every
+    run)."""
 
     name: Name
     description: Annotated[str, StringConstraints(max_length=20_000)] = ""

@@ -85,9 +85,7 @@ class RandomLengths(Strict):
 
     def bounds(self, tokens: int) -> tuple[int, int]:
         """The fewest and the most tokens of a prompt (an output) that is stated as ``tokens``.
-
-        Around it as vLLM rounds them, down and up, but never below 1: so it is the mean.
-        """
+        Around it as vLLM rounds them, down and up, but never below 1: so it is the mean."""
         if self.range_ratio is None:
             return tokens, tokens
         if self.tool == "sglang":
@@ -180,10 +178,8 @@ class Poisson(Strict):
 
 
 class Gamma(Strict):
-    """Gamma-distributed gaps between arrivals; ``cv`` is their coefficient of variation.
-
-    Below 0.001 the gaps are practically regular; above 10 nearly all gaps would be 0.
-    """
+    """Gamma-distributed gaps between arrivals; ``cv`` is their coefficient of variation. Below
+    0.001 the gaps are practically regular; above 10 nearly all gaps would be 0."""
 
     kind: Literal["gamma"]
     rate: Positive = key("arrival rate", "requests/s", "rate")
@@ -206,10 +202,8 @@ class RateAt(Strict):
 
 class Varying(Strict):
     """Independent arrivals at a rate that varies: straight between ``rates``, and after the last as
-    at the last, or with ``repeat`` from the first again.
-
-    Two at the same time are a jump. ``scale`` multiplies all rates.
-    """
+    at the last, or with ``repeat`` from the first again. Two at the same time are a jump. ``scale``
+    multiplies all rates."""
 
     kind: Literal["varying"]
     rates: list[RateAt] = key("arrival rates", min_length=1, max_length=10_000)
@@ -237,11 +231,9 @@ class SystemPrompt(Strict):
 
 
 class Sessions(Strict):
-    """Conversations of ``min_turns`` to ``max_turns`` requests, each number as likely.
-
-    A turn's prompt holds the prompts and answers of the turns before it. It is sent ``think_s``
-    seconds in the mean after the last answer was finished (exponentially distributed).
-    """
+    """Conversations of ``min_turns`` to ``max_turns`` requests, each number as likely. A turn's
+    prompt holds the prompts and answers of the turns before it. It is sent ``think_s`` seconds in
+    the mean after the last answer was finished (exponentially distributed)."""
 
     min_turns: Count = key("fewest turns of a session", short="turns from", default=1)
     max_turns: Count = key("most turns of a session", short="turns to")

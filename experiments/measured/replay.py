@@ -18,15 +18,14 @@ import pandas as pd
 
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.workload import make_requests
+from sarathi_sim.simulator.load.requests import make_requests
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.base import Source
-from ..config.calibration import factors
 from ..config.deployment import Deployment, deploy
 from ..config.effects import refuse_without_effect
-from ..config.inputs import DEFAULTS
+from ..config.inputs import DEFAULTS, factors
 from ..config.loading import Experiment
 from ..config.requests import Traffic
 from ..config.scenario import Engine, Scenario

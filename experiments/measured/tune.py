@@ -23,10 +23,9 @@ from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import LAST
 from ..config.base import Source
-from ..config.calibration import ServerCalibration
 from ..config.deployment import Deployment, deploy
 from ..config.effects import refuse_without_effect
-from ..config.inputs import DEFAULTS
+from ..config.inputs import DEFAULTS, ServerCalibration
 from ..config.loading import Experiment
 from ..config.scenario import Scenario
 from .load_tools import TOOLS, Benchmark, read_benchmarks

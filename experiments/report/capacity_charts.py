@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import number_text
+from sarathi_sim.simulator.views.metrics import number_text
 from ..capacity.written import UNITS, panels, sides, title
 from ..run.trade_off import pareto_front
 from .charts import axis_of

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.policies.request import Request
-from sarathi_sim.simulator.load.describe import without_times
+from sarathi_sim.simulator.load.requests import without_times
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import METRICS, Analysis, Metric, number_text, with_unit
 from ..results import Tables
 from ..run.experiment import ExperimentResult
 from .palette import (

@@ -9,7 +9,7 @@ from typing import Any
 
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metric_registry import number_text
+from sarathi_sim.simulator.views.metrics import number_text
 from ..results import Tables, read_summary, read_text
 from ..run.compare import SimulatedAgain, labelled_tables, simulate_again
 from ..run.run_answer import OF_SCENARIOS, ratios_table, run_answer

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metric_registry import METRICS
+from sarathi_sim.simulator.views.metrics import METRICS
 from ..results import Tables
 from ..run.experiment import ExperimentResult, ScenarioRun
 from .charts import MOST_ROWS, cdf, completions, ledger, timelines

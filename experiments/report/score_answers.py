@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
+from sarathi_sim.simulator.views.metrics import METRICS, known, number_text
 from ..measured.replay import (
     COUNTS,
     MEASURES,

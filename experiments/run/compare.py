@@ -15,8 +15,7 @@ from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.explain import Explanation
 from sarathi_sim.simulator.views.explain import explain as explanation
-from sarathi_sim.simulator.views.metric_registry import known, number_text
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, known, number_text
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
 from ..report.section import Section, Table, assumed_of

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.loop.simulation import SimulationError
-from sarathi_sim.simulator.views.metric_registry import asked_quantiles
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, asked_quantiles
 from ..config.assumptions import assumed
-from ..config.deployment import Deployment, deploy
+from ..config.deployment import Deployment, check_together, deploy, workload_bytes
 from ..config.effects import refuse_without_effect
 from ..config.loading import Experiment, metric, refuse_of_session
-from ..config.run_memory import check_together, workload_needs
 from ..config.scenario import Ratio
 from ..results import (
     FORMAT,
@@ -131,12 +129,12 @@ def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     The memory must hold all scenarios' results at once: they are kept until the end.
     """
     scenarios = experiment.scenarios
-    check_together([(n, workload_needs(s)) for n, s in scenarios.items()], experiment.file)
+    check_together({n: workload_bytes(s) for n, s in scenarios.items()}, experiment.file)
     deployments = {
         name: deploy(scenario, experiment.sources[name]) for name, scenario in scenarios.items()
     }
     refuse_without_effect((experiment.sources[n], d) for n, d in deployments.items())
-    check_together([(n, d.memory_needs) for n, d in deployments.items()], experiment.file)
+    check_together({n: d.memory_bytes for n, d in deployments.items()}, experiment.file)
     return deployments
 
 

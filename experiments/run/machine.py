@@ -25,17 +25,17 @@ from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
 from sarathi_sim.profiler.kernels.op_source import op_source
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch
-from sarathi_sim.simulator.load.workload import at_once, make_requests
+from sarathi_sim.simulator.load.requests import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints, Records
-from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
+from sarathi_sim.simulator.views.explain import breakdown, mixing_s
+from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
-from sarathi_sim.simulator.views.spans import Spans
 from ..report.section import Result, Section
 from .traffic import Demand
 
@@ -176,7 +176,7 @@ class Machine:
             max_length=longest,
         )
         requests = make_requests(at_once(len(prompt)), prompt, output, max_length=longest)
-        return simulate(requests, [scheduler], self.predictor, (self.layers,))
+        return simulate(requests, Replicas([scheduler], self.predictor, (self.layers,)))
 
     @cached_property
     def predictor(self) -> BundlePredictor:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.simulator.confidence.coverage import Outside
-from sarathi_sim.simulator.views.metric_registry import (
+from sarathi_sim.simulator.views.metrics import (
     STEADY,
     Quantity,
     known,

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import Better, Quantity, known
+from sarathi_sim.simulator.views.metrics import Better, Quantity, known
 from ..report.section import enumerated
 
 WEIGHED = ("output_tokens_per_s", "ttft_s.p99", "tbt_s.p99")

@@ -18,14 +18,16 @@ import numpy as np
 
 from sarathi_sim.profiler.storage.files import user_path
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.describe import (
+from sarathi_sim.simulator.load.requests import (
+    WorkloadError,
+    at_once,
     describe_workload,
     lengths_line,
+    make_requests,
     peak_rate,
     without_times,
 )
 from sarathi_sim.simulator.load.trace import NAMES, form_of, read_trace
-from sarathi_sim.simulator.load.workload import WorkloadError, at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints
 from ..config.base import Assignments, Config, Source
 from ..config.loading import (

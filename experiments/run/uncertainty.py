@@ -1,4 +1,5 @@
-"""The uncertainty of a run: its 90 % bands, and batches outside the measured region."""
+"""The uncertainty of a run, its 90 % bands and batches outside the measured region; and of a
+capacity."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import SEND_RECV
+from sarathi_sim.profiler.storage.files import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.confidence.coverage import Outside, queries_outside
-from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, layer_error, op_errors
+from sarathi_sim.simulator.confidence.op_errors import layer_error, op_errors
 from sarathi_sim.simulator.confidence.run_band import (
     WHOLE_LAYER,
     Errors,
@@ -20,9 +24,8 @@ from sarathi_sim.simulator.confidence.run_band import (
     op_time_samples,
 )
 from sarathi_sim.simulator.loop.records import Floats, ReplicaLog
-from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
-from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
-from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.op_times import SUM
+from sarathi_sim.simulator.views.explain import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.deployment import Deployment
 
@@ -46,21 +49,15 @@ class Uncertainty:
     slower: Floats
     outside: list[Outside]
 
-    def factors(self, metric: str) -> Floats | None:
-        """The factor of each draw on a summary's number; None if it is unknown."""
-        if metric == "makespan_s":
-            return self.slower
-        return 1 / self.slower if metric in PER_MAKESPAN else None
+    @property
+    def factors(self) -> dict[str, Floats]:
+        """The factor of each draw on the numbers of a summary that follow from the makespan."""
+        return {"makespan_s": self.slower, **dict.fromkeys(PER_MAKESPAN, 1 / self.slower)}
 
     def as_json(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """``<metric>_band`` for makespan and throughputs, and ``outside_profile``."""
-        found: dict[str, Any] = {}
-        for metric in ("makespan_s", *PER_MAKESPAN):
-            factors = self.factors(metric)
-            assert factors is not None
-            found[f"{metric}_band"] = _band(summary[metric] * factors)
-        found["outside_profile"] = [asdict(outside) for outside in self.outside]
-        return found
+        bands = {f"{name}_band": _band(summary[name] * by) for name, by in self.factors.items()}
+        return {**bands, "outside_profile": [asdict(outside) for outside in self.outside]}
 
 
 @dataclass(frozen=True)
@@ -74,9 +71,6 @@ class PoolsUncertainty:
 
     summaries: tuple[Mapping[str, Any], Mapping[str, Any]]
     outside: list[Outside]
-
-    def factors(self, metric: str) -> None:
-        """None: two runs' errors are not drawn together."""
 
     def as_json(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """``<metric>_band`` for makespan, throughputs and latencies, and ``outside_profile``.
@@ -115,25 +109,24 @@ def uncertainty(
     """The uncertainty of a run; None where nothing ran. That of two pools simulates it twice;
     ``progress`` gets the number of finished requests then."""
     if analysis.records.handovers is None:
-        return uncertainty_of(*timing(deployment), analysis)
-    slow, fast = (
-        deployment.slowed(times) for times in reversed(factors_of_pools(deployment, analysis))
-    )
+        return uncertainty_of(deployment, analysis)
+    slow, fast = map(deployment.slowed, reversed(op_factors(deployment, analysis)))
     summaries = [one.summary(Analysis(one.simulate(progress))) for one in (slow, fast)]
     outside = [
-        each
-        for pool, logs in _by_pool(deployment, analysis)
-        for each in _used(*timing(pool), logs)[2]
+        each for pool, logs in _by_pool(deployment, analysis) for each in _used(pool, logs)[2]
     ]
     return PoolsUncertainty((summaries[0], summaries[1]), outside)
 
 
-def factors_of_pools(deployment: Deployment, analysis: Analysis) -> list[float]:
-    """The ends of the 90 % band of the factor by which op errors lengthen a run's ops: of the two
-    pools' bands the lower end and the upper end."""
+def op_factors(deployment: Deployment, analysis: Analysis) -> list[float]:
+    """The ends of the 90 % band of the factor by which op errors lengthen a run: its makespan, or
+    of two pools their ops, of both bands the lower end and the upper end. Empty: nothing ran."""
+    if analysis.records.handovers is None:
+        found = uncertainty_of(deployment, analysis)
+        return [] if found is None else _band(found.slower)
     ends = []
     for pool, logs in _by_pool(deployment, analysis):
-        uses, errors, _ = _used(*timing(pool), logs)
+        uses, errors, _ = _used(pool, logs)
         samples = op_time_samples(uses, errors, pool.ops.meta.content_sha256, sum(pool.layers))
         ends.append(_band(samples))
     return [min(low for low, _ in ends), max(high for _, high in ends)]
@@ -146,38 +139,28 @@ def _by_pool(
     return list(zip(deployment.pools, (logs[:first], logs[first:]), strict=True))
 
 
-def timing(deployment: Deployment) -> tuple[OpTimes, BundlePredictor, str]:
-    """The inputs of a run's uncertainty: op times, predictor, kind of its links."""
-    return deployment.ops, deployment.predictor, deployment.scope
-
-
-def uncertainty_of(
-    ops: OpTimes,
-    predictor: BundlePredictor,
-    scope: str,
-    analysis: Analysis,
-    _told: object = None,
-) -> Uncertainty | None:
-    """The uncertainty of a run of a deployment with this :func:`timing`."""
+def uncertainty_of(deployment: Deployment, analysis: Analysis) -> Uncertainty | None:
+    """The uncertainty of a run of one pool."""
     records = analysis.records
     if not any(log.num_iterations for log in records.replicas):
         return None
-    uses, errors, outside = _used(ops, predictor, scope, records.replicas)
-    key = ops.meta.content_sha256
+    uses, errors, outside = _used(deployment, records.replicas)
+    key = deployment.ops.meta.content_sha256
     samples = makespan_samples(records, analysis.spans, uses, errors, key)
     makespan = records.end_s - float(records.arrival_s.min())
     return Uncertainty(samples / makespan, outside)
 
 
 def _used(
-    ops: OpTimes, predictor: BundlePredictor, scope: str, logs: Sequence[ReplicaLog]
+    deployment: Deployment, logs: Sequence[ReplicaLog]
 ) -> tuple[list[dict[str, OpUse]], Errors, list[Outside]]:
     """Each replica's ops, their errors, and those with sizes outside the measured region."""
+    predictor = deployment.predictor
     uses: list[dict[str, OpUse]] = [
         breakdown(log, predictor) if log.num_iterations else {} for log in logs
     ]
-    errors = dict(_errors(ops))
-    scoped = errors.get(f"{SEND_RECV}_{scope}")
+    errors = dict(op_errors(deployment.ops))
+    scoped = errors.get(f"{SEND_RECV}_{deployment.scope}")
     if scoped is not None:
         errors[SEND_RECV] = scoped
     tables = {op: error.table for op, error in errors.items()}
@@ -187,7 +170,7 @@ def _used(
     for log, use in zip(logs, uses, strict=True):
         if use:
             use[WHOLE_LAYER] = whole_layer(log, use)
-    return uses, errors | {WHOLE_LAYER: _layer_error(ops)}, outside
+    return uses, errors | {WHOLE_LAYER: layer_error(deployment.ops)}, outside
 
 
 def ratio_band(
@@ -197,10 +180,11 @@ def ratio_band(
 
     Both runs are re-timed under the same draws, so common errors cancel.
     """
-    if above is None or below is None:
+    if not isinstance(above, Uncertainty) or not isinstance(below, Uncertainty):
+        return None  # of two pools: errors are not drawn together
+    if metric not in above.factors:
         return None
-    over, under = above.factors(metric), below.factors(metric)
-    return None if over is None or under is None else _band(ratio * over / under)
+    return _band(ratio * above.factors[metric] / below.factors[metric])
 
 
 AnyUncertainty = Uncertainty | PoolsUncertainty
@@ -210,11 +194,42 @@ def _band(values: Floats) -> list[float]:
     return [float(v) for v in np.quantile(values, QUANTILES)]
 
 
-@lru_cache(maxsize=8)
-def _errors(ops: OpTimes) -> dict[str, OpError]:
-    return op_errors(ops)
+# A capacity -----------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=8)
-def _layer_error(ops: OpTimes) -> LayerError:
-    return layer_error(ops)
+@strict_dataclass
+class CapacityDiscrepancy:
+    """The error of predicted capacities, as ``fitted_to`` measured ones on ``date``.
+
+    ``half_width`` is that of the 90 % interval of ln(measured / predicted), of ``dense`` models and
+    of a ``mixture`` of experts. It has the errors of the engine's model, of host times, and of op
+    times on the measured systems. ``inside``: the measured ones within the interval that is fitted
+    without their own system.
+    """
+
+    fitted_to: str
+    date: str
+    half_width: dict[str, float]
+    inside: int
+
+
+@lru_cache(maxsize=1)
+def capacity_error() -> CapacityDiscrepancy:
+    """The shipped one, ``data/capacity_error.yaml``."""
+    path = data_dir() / "capacity_error.yaml"
+    return parse(CapacityDiscrepancy, read_mapping(path), path)
+
+
+def capacity_interval(
+    capacity: float, error: float, *intervals: Sequence[float]
+) -> tuple[float, float]:
+    """The 90 % interval of a predicted capacity C > 0, in its unit.
+
+    C exp(-sqrt(e**2 + sum(ln(C / low)**2))) and C exp(sqrt(e**2 + sum(ln(high / C)**2))), with the
+    ``error`` e of predicted capacities (:class:`CapacityDiscrepancy`), and the ``intervals`` (low,
+    high) of what is independent of it: sampling, op times.
+    """
+    with np.errstate(divide="ignore"):  # a low end of 0
+        off = np.log(np.reshape(intervals, (-1, 2)) / capacity) * (-1, 1)
+    low, high = np.sqrt(error**2 + (np.maximum(off, 0) ** 2).sum(axis=0))
+    return capacity * math.exp(-low), capacity * math.exp(high)

@@ -38,9 +38,9 @@ from ..config.loading import (
     read_draft,
     refuse_of_session,
 )
+from ..config.pools import shared_keys
 from ..config.requests import build_requests, trace_path
 from ..config.scenario import Scenario
-from ..config.two_pools import shared_keys
 from ..config.workload import TraceLengths
 from .points import MOST_RUNS, Point, SweepSpec, expand
 

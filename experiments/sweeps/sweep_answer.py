@@ -15,7 +15,7 @@ from pandas.api.types import is_numeric_dtype
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, one_line
-from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, Quantity, known
+from sarathi_sim.simulator.views.metrics import METRICS, STEADY, Quantity, known
 from ..config.scenario import parameter, value_name
 from ..report.section import Section, Table, anchor, enumerated, thinned
 from ..results import SUMMARY, SWEEP_FORMAT, read_summary

@@ -27,11 +27,9 @@ _L2_SPEEDUP = 6.0
 
 
 def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
-    """(op, message) of every row that is faster than ``device`` can compute or move bytes.
-
-    GEMMs, attention and whole layers: peak FLOP/s, and HBM bandwidth where the traffic exceeds what
-    L2 could hold. Messages: the link's bandwidth in one direction. Wrong units show up here.
-    """
+    """(op, message) of every row that is faster than ``device`` can compute or move bytes. GEMMs,
+    attention and whole layers: peak FLOP/s, and HBM bandwidth where the traffic exceeds what L2
+    could hold. Messages: the link's bandwidth in one direction. Wrong units show up here."""
     model, tp = bundle.meta.model_spec, bundle.meta.tp
     plain = Kernels(
         "vllm", dtype="fp8" if bundle.meta.environment.get("weights") == "fp8" else "bf16"
@@ -155,10 +153,8 @@ class Checked:
 
 
 def load_plausible(path: Path) -> Bundle:
-    """The bundle in a folder, with none of the errors that :func:`check_folder` finds.
-
-    Raises BundleError with them otherwise, and what :func:`load_bundle` raises.
-    """
+    """The bundle in a folder, with none of the errors that :func:`check_folder` finds. Raises
+    BundleError with them otherwise, and what :func:`load_bundle` raises."""
     checked = check_folder(path)
     errors = [f"{f.where}: {f.message}" for f in checked.findings if f.level == "error"]
     if errors:
@@ -312,7 +308,6 @@ def _backends(table: BundleTable, name: str, rows: pd.DataFrame) -> Iterator[Fin
 
 
 def _coverage(bundle: Bundle) -> dict[str, str]:
-    """Per op: the number of points and their range."""
     found = {}
     for op, rows in bundle.linear.groupby("op"):
         found[str(op)] = f"{len(rows)} points, num_tokens {_range(rows['num_tokens'])}"

@@ -30,23 +30,9 @@ from ..storage.manifest import (
 )
 from ..storage.plain_yaml import dump_yaml, read_mapping
 from ..storage.strict import parse, strict_dataclass
-from .table_files import read_table, write_table
-from .tables import TABLES, BundleError, empty_table
-
-__all__ = [
-    "FORMAT_VERSION",
-    "TABLES",
-    "Bundle",
-    "BundleError",
-    "BundleMeta",
-    "KernelOrigin",
-    "bundle_path",
-    "check_replaceable",
-    "find_bundle",
-    "list_bundles",
-    "load_bundle",
-    "write_bundle",
-]
+from .tables import TABLES as TABLES
+from .tables import BundleError as BundleError
+from .tables import empty_table, read_table, write_table
 
 FORMAT_VERSION = 1
 #: Fields of a model that a bundle does not hold where they have these values.
@@ -107,11 +93,9 @@ class BundleMeta:
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """Op times of one model shard on one device; the frames have the columns of TABLES.
-
-    Each frame of a measured bundle also has the ``extras`` of its table.
-    ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty, as the later tables often are.
-    """
+    """Op times of one model shard on one device; the frames have the columns of TABLES. Each frame
+    of a measured bundle also has the ``extras`` of its table. ``all_reduce`` is empty for tp 1;
+    ``send_recv`` may be empty, as the later tables often are."""
 
     meta: BundleMeta
     linear: pd.DataFrame
@@ -161,10 +145,8 @@ def list_bundles(root: Path) -> list[tuple[str, str, int]]:
 
 
 def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
-    """The folder of one bundle under ``root``.
-
-    Raises BundleError if there is none, and names the existing ones and how to make it.
-    """
+    """The folder of one bundle under ``root``. Raises BundleError if there is none, and names the
+    existing ones and how to make it."""
     path = bundle_path(root, device, model, tp)
     if (path / "meta.yaml").is_file():
         return path
@@ -220,11 +202,9 @@ def _bundles_below(path: Path) -> str:
 
 
 def check_replaceable(path: Path, *, force: bool = False) -> None:
-    """Check that a bundle may be written to the folder ``path``.
-
-    It is missing, empty, or a bundle as we wrote it; one that was measured is replaced only with
-    ``force``. Raises BundleError, which names files that are not ours.
-    """
+    """Check that a bundle may be written to the folder ``path``. It is missing, empty, or a bundle
+    as we wrote it; one that was measured is replaced only with ``force``. Raises BundleError, which
+    names files that are not ours."""
     restore(path)
     try:
         check_ours(path, KIND, MEASURED_KIND)
@@ -239,11 +219,9 @@ def check_replaceable(path: Path, *, force: bool = False) -> None:
 
 
 def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMeta:
-    """Write ``bundle`` to the folder ``path``, replacing an earlier one; returns its meta.
-
-    The same bundle gives the same bytes. A reader sees the old folder or the new one, never half.
-    Raises BundleError for frames that a reader would refuse, and as :func:`check_replaceable`.
-    """
+    """Write ``bundle`` to the folder ``path``, replacing an earlier one; returns its meta. The same
+    bundle gives the same bytes. A reader sees the old folder or the new one, never half. Raises
+    BundleError for frames that a reader would refuse, and as :func:`check_replaceable`."""
     check_replaceable(path, force=force)
     made = make_folders(path.parent)
     scratch = path.with_name(f".{path.name}-{secrets.token_hex(4)}")

@@ -44,9 +44,7 @@ class Executor(Protocol):
 
     def returned(self, until: float | None = 0.0) -> Returned | None:
         """The next returned work; waits for it until that instant (None: as long as needed).
-
-        Instants are those of ``time.perf_counter``.
-        """
+        Instants are those of ``time.perf_counter``."""
 
 
 @dataclass
@@ -90,10 +88,8 @@ def prompt_of(request: Request, vocab_size: int, seed: int) -> list[int]:
 
 class Book:
     """Tokens and KV slot of every sequence, and the ends of sequences
-    (:class:`~sarathi_sim.policies.scheduler.Endings`): a scheduler knows no output length.
-
-    A request ends with its ``output_tokens``-th token.
-    """
+    (:class:`~sarathi_sim.policies.scheduler.Endings`): a scheduler knows no output length. A
+    request ends with its ``output_tokens``-th token."""
 
     def __init__(
         self, requests: Iterable[Request], slots: int, vocab_size: int, seed: int = 0

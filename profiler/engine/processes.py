@@ -54,10 +54,8 @@ class EngineRun:
 
 class EngineProcesses:
     """An engine that runs until the context ends. Raises ProfileError where a rank fails, or gives
-    no sign of life for ``timeout_s``; no process is left behind.
-
-    ``environment`` says what it runs on, and which attention it uses.
-    """
+    no sign of life for ``timeout_s``; no process is left behind. ``environment`` says what it runs
+    on, and which attention it uses."""
 
     def __init__(self, spec: EngineSpec, timeout_s: float = 20.0) -> None:
         self.spec = spec
@@ -91,12 +89,9 @@ class EngineProcesses:
         scheduler: dict[str, Any],
         progress: Callable[[int], object] | None = None,
     ) -> EngineRun:
-        """Serve requests under a named policy (``{"name": ..., its arguments}``).
-
-        ``scheduler`` are the keyword arguments of
-        :class:`~sarathi_sim.policies.micro_batches.MicroBatches`. Raises EngineError if the started
-        engine is too small.
-        """
+        """Serve requests under a named policy (``{"name": ..., its arguments}``). ``scheduler`` are
+        the keyword arguments of :class:`~sarathi_sim.policies.micro_batches.MicroBatches`. Raises
+        EngineError if the started engine is too small."""
         many, each = scheduler["max_in_flight"], scheduler["max_batch"]
         if many * each > self.spec.slots:
             raise EngineError(

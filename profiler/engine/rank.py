@@ -1,11 +1,16 @@
 """A process of an engine: ``python -m sarathi_sim.profiler.engine.rank``. Imports torch.
 
 :mod:`sarathi_sim.profiler.engine.processes` starts one for each stage and tensor-parallel rank: a
-shard, its links to the others, its log. Rank 0 holds the scheduler: it takes jobs from its parent,
-forms micro-batches and runs the first stage. They go down the pipeline over torch.distributed
-(gloo, and NCCL between GPUs); the last stage sends the tokens back to rank 0 over a local socket,
-which can be polled. Every rank writes when each micro-batch arrived, started and finished on it, by
-the one monotonic clock of the node.
+:class:`Stage`, its links to the others, its log. Rank 0 holds the scheduler: it takes jobs from its
+parent, forms micro-batches and runs the first stage. They go down the pipeline over
+torch.distributed (gloo, and NCCL between GPUs); the last stage sends the tokens back to rank 0 over
+a local socket, which can be polled. Every rank writes when each micro-batch arrived, started and
+finished on it, by the one monotonic clock of the node.
+
+On CPUs words and activations are one message. Receives are posted before their messages are sent,
+into buffers in rotation, so that a send meets its receive and a transfer overlaps with what the
+receiver computes. Between GPUs the activations are separate messages from device to device: NCCL
+needs their size on both sides, which the receiver learns from the words.
 """
 
 from __future__ import annotations
@@ -17,8 +22,11 @@ import struct
 import sys
 import time
 import traceback
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,22 +39,300 @@ from torch import Tensor
 
 from sarathi_sim.policies.catalogue import build, of_micro_batches
 from sarathi_sim.policies.micro_batches import MicroBatches
-from ..planning.journal import ProfileError
+from ..facts.ops import OTHERS
+from ..planning.grid import ProfileError
+from ..shard.attention import Chunk, Decodes, KVCache, Rows, choose_attention
 from ..shard.environment import devices_on_node, facts, memory_bytes, open_device
+from ..shard.layer import (
+    EMBEDDING,
+    LM_HEAD,
+    LayerState,
+    RandomWeights,
+    ShardLayer,
+)
 from ..shard.rank_processes import LOST_A_PEER, channel_of_rank
+from ..shard.timing import cuda_events
 from .driver import Book, Returned, Served, serve
-from .links import Format, Inbox, Outbox
-from .spec import EngineError, EngineSpec, Words, Work, read_spec
-from .stage import Stage
+from .spec import TIMED_OPS, EngineError, EngineSpec, StageShape, Words, Work, read_spec
+
+_ALIGN = 64
+#: Tells activations that travel apart from words, where a transport has tags (NCCL has none).
+_APART = 1
+
+
+class Format:
+    """The layout of a message: words first, then rows of ``hidden`` numbers. ``max_tokens`` and
+    ``most_words`` bound what one message can hold."""
+
+    def __init__(self, max_tokens: int, most_words: int, hidden: int, dtype: torch.dtype) -> None:
+        self.max_tokens, self.most_words = max_tokens, most_words
+        self.hidden, self.dtype = hidden, dtype
+        self.num_bytes = _round_up(4 * (1 + self.most_words)) + max_tokens * hidden * dtype.itemsize
+
+    def words_only(self) -> Format:
+        """For messages without rows."""
+        return Format(self.max_tokens, self.most_words, 0, self.dtype)
+
+    def buffer(self) -> Tensor:
+        """Room for one message."""
+        return torch.zeros(self.num_bytes, dtype=torch.uint8)
+
+    def pack(self, buffer: Tensor, words: Words, x: Tensor | None) -> Tensor:
+        """Fill the buffer; returns the part of it to send. Raises EngineError where it is full."""
+        rows = 0 if x is None else len(x)
+        if len(words) > self.most_words or rows > self.max_tokens:
+            raise EngineError(
+                f"a micro-batch of {rows} tokens does not fit: the engine was started with room "
+                f"for {self.max_tokens}"
+            )
+        header = np.concatenate([np.array([len(words)], np.int32), words])
+        buffer[: header.nbytes].view(torch.int32).copy_(torch.from_numpy(header))
+        start = _round_up(header.nbytes)
+        if x is None:
+            return buffer[:start]
+        end = start + x.numel() * self.dtype.itemsize
+        buffer[start:end].view(self.dtype).view(x.shape).copy_(x)
+        return buffer[:end]
+
+    def words(self, buffer: Tensor) -> Words:
+        """The words of a message, copied."""
+        count = int(buffer[:4].view(torch.int32).item())
+        found: Words = buffer[4 : 4 * (1 + count)].view(torch.int32).numpy().copy()
+        return found
+
+    def rows(self, buffer: Tensor, count: int) -> Tensor:
+        """``count`` rows of the message's numbers, in place."""
+        start = _round_up(4 * (1 + int(buffer[:4].view(torch.int32).item())))
+        end = start + count * self.hidden * self.dtype.itemsize
+        return buffer[start:end].view(self.dtype).view(count, self.hidden)
+
+
+class Inbox:
+    """Messages from one rank, in order; ``depth`` receives are posted at any time. With a
+    ``device`` they are words alone, and the activations go straight to it."""
+
+    def __init__(
+        self, source: int, form: Format, depth: int, device: torch.device | None = None
+    ) -> None:
+        self._source, self._device = source, device
+        self._hidden, self._dtype = form.hidden, form.dtype
+        self._form = form if device is None else form.words_only()
+        self._read: Tensor | None = None
+        self._posted = deque(self._post(self._form.buffer()) for _ in range(depth))
+        if device is not None:
+            self.rows(1)  # NCCL meets the peer now, not in the middle of the first run
+
+    def _post(self, buffer: Tensor) -> tuple[Tensor, dist.Work]:
+        work = dist.irecv(buffer, self._source)
+        assert work is not None
+        return buffer, work
+
+    def receive(self) -> Words:
+        """Wait for the next message; returns its words."""
+        if self._read is not None:
+            self._posted.append(self._post(self._read))
+        self._read, work = self._posted.popleft()
+        work.wait()
+        return self._form.words(self._read)
+
+    def rows(self, count: int) -> Tensor:
+        """The activations (count, hidden) of that message, valid until the next is received."""
+        if self._device is None:
+            assert self._read is not None
+            return self._form.rows(self._read, count)
+        x = torch.empty(count, self._hidden, dtype=self._dtype, device=self._device)
+        if count:
+            work = dist.irecv(x, self._source, tag=_APART)
+            assert work is not None
+            work.wait()
+        return x
+
+
+class Outbox:
+    """Messages to one rank; a buffer is reused after its message was taken. With a ``device`` they
+    are words alone, and activations are sent from it."""
+
+    def __init__(
+        self, target: int, form: Format, depth: int, device: torch.device | None = None
+    ) -> None:
+        self._target, self._apart = target, device is not None
+        self._form = form.words_only() if self._apart else form
+        self._buffers = deque(self._form.buffer() for _ in range(depth))
+        self._sending: deque[dist.Work] = deque()
+        # Messages in flight must stay in memory until they arrive.
+        self._going: deque[tuple[Tensor, dist.Work]] = deque()
+        if device is not None:
+            self._send(torch.zeros(1, form.hidden, dtype=form.dtype, device=device))
+
+    def send(self, words: Words, x: Tensor | None = None) -> None:
+        """Start sending a message, or both."""
+        if len(self._sending) == len(self._buffers):
+            self._sending.popleft().wait()
+        buffer = self._buffers[0]
+        self._buffers.rotate(-1)
+        packed = self._form.pack(buffer, words, None if self._apart else x)
+        work = dist.isend(packed, self._target)
+        assert work is not None
+        self._sending.append(work)
+        if self._apart and x is not None and len(x):
+            self._send(x)
+
+    def _send(self, x: Tensor) -> None:
+        if len(self._going) == len(self._buffers):
+            self._going.popleft()[1].wait()
+        x = x.contiguous()
+        work = dist.isend(x, self._target, tag=_APART)
+        assert work is not None
+        self._going.append((x, work))
+
+    def flush(self) -> None:
+        """Wait until all messages are received."""
+        while self._sending:
+            self._sending.popleft().wait()
+        while self._going:
+            self._going.popleft()[1].wait()
+
+
+def _round_up(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGN) * _ALIGN
+
+
+class Stopwatch:
+    """Splits the work of a stage on ``device`` into laps, by the host's clock or, on a GPU, by
+    events in its stream.
+
+    On a GPU the wait for a launch counts for the next lap. The host does not wait for laps, but
+    recording one takes about as long as launching a kernel. Events are reused, because making one
+    takes as long again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+        self._names: list[str] = []
+
+    def start(self) -> None:
+        """Forget all laps; time runs from here."""
+        self._names.clear()
+        if self._on_gpu:
+            self._stream = torch.cuda.current_stream()  # asking for it takes longer than recording
+        self._mark()
+
+    def lap(self, name: str) -> None:
+        """All work since the last lap, or the start, was ``name``."""
+        self._names.append(name)
+        self._mark()
+
+    def _mark(self) -> None:
+        at = len(self._names)
+        if at == len(self._marks):
+            self._marks += cuda_events() if self._on_gpu else (0.0, 0.0)
+        if self._on_gpu:
+            self._marks[at].record(self._stream)
+        else:
+            self._marks[at] = time.perf_counter()
+
+    def read(self) -> dict[str, float]:
+        """Seconds by name, summed over the laps; on a GPU, waits for the last one."""
+        marks = self._marks[: len(self._names) + 1]
+        if self._on_gpu:
+            marks[-1].synchronize()
+        spent: dict[str, float] = {}
+        for name, (begin, end) in zip(self._names, pairwise(marks), strict=True):
+            seconds = begin.elapsed_time(end) * 1e-3 if self._on_gpu else end - begin
+            spent[name] = spent.get(name, 0.0) + seconds
+        return spent
+
+
+class Stage:
+    """Executes works. ``reduce`` sums a tensor over the stage's TP ranks, in place."""
+
+    def __init__(
+        self,
+        shape: StageShape,
+        device: torch.device,
+        dtype: torch.dtype,
+        reduce: Callable[[Tensor], object] | None = None,
+    ) -> None:
+        model = shape.model
+        self.shape, self.device, self.dtype = shape, device, dtype
+        drawn = RandomWeights(model, shape.tp, shape.rank, device, dtype, shape.seed)
+        self.layer = layer = ShardLayer(model, shape.tp, device, dtype, reduce)
+        sizes = (layer.kv_heads, model.head_dim)
+        self.attention, self.no_xformers = choose_attention(device, dtype, layer.heads, *sizes)
+        tokens = shape.slots * shape.max_length
+        self.layers = [
+            LayerState(drawn.layer(index), KVCache(tokens, *sizes, device, dtype))
+            for index in range(shape.first, shape.last)
+        ]
+        self.ends = drawn.ends(shape.is_first, shape.is_last)
+        self._watch = Stopwatch(device)
+
+    def run(self, work: Work, x: Tensor | None = None) -> Tensor:
+        """Activations (tokens, hidden) for the next stage; on the last one logits of the yielding
+        rows. ``x`` comes from the previous stage, and is left out on the first. Logits are
+        (outputs, this rank's part of the vocabulary)."""
+        self._watch.start()
+        if not work.num_tokens:  # an empty work only keeps its place in the pipeline
+            width = self.ends.columns if self.shape.is_last else self.shape.model.hidden_size
+            return torch.empty(0, width, device=self.device, dtype=self.dtype)
+        with torch.inference_mode():
+            return self.layer.forward(self.layers, self.ends, self._rows(work), x, self._do)
+
+    def _do(self, op: str, call: Callable[..., Any], state: object, *inputs: Any) -> Any:
+        out = call(state, *inputs)
+        self._watch.lap(op)
+        return out
+
+    def seconds(self) -> list[float]:
+        """Seconds of the last work: :data:`TIMED_OPS` over all layers, all layers, the LM head. A
+        GPU's times are its own; its wait for a launch counts for the next op."""
+        spent = self._watch.read()
+        spent.pop(EMBEDDING, None)
+        head = spent.pop(LM_HEAD, 0.0)
+        return [*(spent.get(op, 0.0) for op in TIMED_OPS), sum(spent.values()), head]
+
+    def _rows(self, work: Work) -> Rows:
+        """The inputs that all layers share; row indices count as embedding, the rest apart."""
+        shape, device = self.shape, self.device
+        parts = [torch.arange(context, context + count) for _, count, context, _ in work.chunks]
+        if work.decodes:
+            parts.append(torch.tensor([context for _, context in work.decodes]))
+        positions = torch.cat(parts).to(device)
+        tokens = torch.from_numpy(work.tokens).to(device) if shape.is_first else None
+        outputs = self._outputs_of(work) if shape.is_last else None
+        self._watch.lap(EMBEDDING)
+        rows = Rows(
+            self.layer.angles(positions),
+            [
+                Chunk(self.attention, count, context, slot * shape.max_length)
+                for slot, count, context, _ in work.chunks
+            ],
+            Decodes.in_blocks(
+                self.attention, work.decodes, shape.slots, shape.max_length, device
+            )
+            if work.decodes
+            else None,
+            positions, tokens, outputs,
+        )  # fmt: skip
+        self._watch.lap(OTHERS)
+        return rows
+
+    def _outputs_of(self, work: Work) -> Tensor:
+        rows = []
+        first = 0
+        for _, count, _, yields in work.chunks:
+            first += count
+            rows += [first - 1] * yields
+        rows += range(first, first + len(work.decodes))
+        return torch.tensor(rows, dtype=torch.int64).to(self.device)
 
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, and the communication of its ranks.
-
-    ``backend`` is torch.distributed's. ``apart``: activations are separate messages from device to
-    device; else they are sent with the words that describe them.
-    """
+    """A device, and the communication of its ranks. ``backend`` is torch.distributed's. ``apart``:
+    activations are separate messages from device to device; else they are sent with the words that
+    describe them."""
 
     device: torch.device
     dtype: torch.dtype
@@ -61,11 +347,9 @@ class Compute:
 
 
 def open_compute(spec: EngineSpec, number: int) -> Compute:
-    """The device of rank ``number``, checked; a rank a GPU, counted as torch sees them.
-
-    Raises EngineError where there are too few GPUs or too little memory, ProfileError where the
-    device or its dtype cannot be used at all.
-    """
+    """The device of rank ``number``, checked; a rank a GPU, counted as torch sees them. Raises
+    EngineError where there are too few GPUs or too little memory, ProfileError where the device or
+    its dtype cannot be used at all."""
     device, dtype = open_device(spec.device, spec.dtype, spec.threads)
     if spec.device == "cpu":
         if number == 0:

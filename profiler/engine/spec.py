@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..facts.model import ModelSpec
 from ..facts.ops import LAYER_GEMMS, names
-from ..planning.journal import ProfileError
+from ..planning.grid import ProfileError
 
 Words = npt.NDArray[np.int32]
 

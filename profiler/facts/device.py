@@ -23,10 +23,8 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 @strict_dataclass
 class Link:
-    """A connection between GPUs: ``bandwidth`` in bytes per second, one GPU, one direction.
-
-    Without ``peers`` a GPU cannot write into another one's memory: messages go through the host's.
-    """
+    """A connection between GPUs: ``bandwidth`` in bytes per second, one GPU, one direction. Without
+    ``peers`` a GPU cannot write into another one's memory: messages go through the host's."""
 
     kind: str
     bandwidth: float
@@ -174,9 +172,7 @@ def product_folder(product: str) -> str:
 
 def shipped_device(name: str, product: str = "") -> DeviceSpec | None:
     """The data sheet of a bundle's device: by its name, or by the ``product`` it was measured on.
-
-    None if none is shipped. ``name`` may be :func:`product_folder`'s.
-    """
+    None if none is shipped. ``name`` may be :func:`product_folder`'s."""
     known = {product_folder(product): shipped for product, shipped in _PRODUCTS.items()}
     for found in (_PRODUCTS.get(product), name, product_folder(product), known.get(name)):
         if found in list_devices():
@@ -185,11 +181,9 @@ def shipped_device(name: str, product: str = "") -> DeviceSpec | None:
 
 
 def load_device(name_or_path: str | Path) -> DeviceSpec:
-    """A shipped device by its name, or by the first words of it (h200) where no other begins so;
-    or one from a YAML file.
-
-    Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
-    """
+    """A shipped device by its name, or by the first words of it (h200) where no other begins so; or
+    one from a YAML file. Raises SpecError for an unknown name (and lists the known ones), and for
+    an invalid file."""
     path = user_path(name_or_path)
     if path.suffix != ".yaml":
         name = str(name_or_path)

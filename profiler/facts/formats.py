@@ -99,10 +99,8 @@ def exponent_of(distribution: str) -> float:
 
 
 def named_stack(text: str) -> tuple[Stack, str]:
-    """The engine and the version (empty: the newest) that ``vllm`` or ``vllm@0.24`` names.
-
-    Raises ValueError for an unknown engine, and for a version without a number.
-    """
+    """The engine and the version (empty: the newest) that ``vllm`` or ``vllm@0.24`` names. Raises
+    ValueError for an unknown engine, and for a version without a number."""
     engine, at, version = text.partition("@")
     if engine not in STACKS or bool(at) != bool(re.fullmatch(r"\d+(\.\w+)*", version)):
         allowed = f"one of {', '.join(STACKS)}, with a version or without (vllm@0.24)"
@@ -333,7 +331,6 @@ def _group(name: str, group: Any) -> str:
 
 
 def _numbers(part: Any) -> tuple[Any, Any]:
-    """Type and bits of weights, activations or cache."""
     return (part.get("type"), part.get("num_bits")) if isinstance(part, Mapping) else (None, None)
 
 
@@ -350,10 +347,8 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any], named: int) -> bool:
     """Whether the checkpoint leaves all attention in bf16, so that only experts have its format.
-
     Layers from ``named`` on are those of MTP. Raises _Unsupported for lists of modules left out
-    that are not modelled.
-    """
+    that are not modelled."""
     whole: set[int] = set()
     partly, left_out = "", set[str]()
     for key in _LISTS:

@@ -134,9 +134,7 @@ _ONE_OF["activation_function"] = _ONE_OF["hidden_activation"] = _ONE_OF["hidden_
 
 def problems(config: Mapping[str, Any], used: Container[str] = ()) -> list[str]:
     """``key value: what is supported`` for every key that changes cost in a way not modelled.
-
-    ``used`` are keys whose values are modelled, or refused elsewhere.
-    """
+    ``used`` are keys whose values are modelled, or refused elsewhere."""
     found = []
     for key, value in config.items():
         if key in used:
@@ -153,7 +151,6 @@ def problems(config: Mapping[str, Any], used: Container[str] = ()) -> list[str]:
 
 
 def _switched_off(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether another key switches this key off."""
     if key == "sliding_window":
         if not config.get("use_sliding_window", True):
             return True
@@ -214,10 +211,8 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 
 
 class HfConfig:
-    """Typed access to the keys of one config.json; errors name the file and the key.
-
-    ``used`` collects the keys that were asked for, and those declared to cost nothing.
-    """
+    """Typed access to the keys of one config.json; errors name the file and the key. ``used``
+    collects the keys that were asked for, and those declared to cost nothing."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config, self.where = dict(config), where
@@ -502,7 +497,6 @@ class HfType:
         return fields | self._windows(config, fields) | self._mixture(config, fields)
 
     def _windows(self, config: HfConfig, fields: Fields) -> Fields:
-        """The layers that see only the last tokens."""
         if self.window is None:
             return {}
         window = self.window
@@ -519,7 +513,6 @@ class HfType:
         return {"windows": {"tokens": window, "layers": count}}
 
     def _mixture(self, config: HfConfig, fields: Fields) -> Fields:
-        """The experts, unless every layer is dense."""
         if self.experts is None:
             return {}
         config.free(_OF_ROUTING)

@@ -218,9 +218,7 @@ def busiest(
     experts: int, top_k: int, ranks: int, tokens: tuple[float, ...], exponent: float
 ) -> Loads:
     """The load of the busiest rank, for each of ``tokens``; ``ranks`` divide the experts.
-
-    ``exponent`` is the exponent of the power law, 0 for balanced.
-    """
+    ``exponent`` is the exponent of the power law, 0 for balanced."""
     of = [_skewed(experts, top_k, ranks, t, exponent) for t in tokens] if exponent else [
         _even(experts / ranks, max(t * top_k / ranks, 1.0)) for t in tokens
     ]  # fmt: skip
@@ -236,9 +234,8 @@ def rows_of_experts(
     experts: int, top_k: int, tokens: int, exponent: float
 ) -> npt.NDArray[np.int64]:
     """Rows of each expert of a layer, ``tokens * top_k`` together: one sample, in whole numbers.
-
-    The rows lost by rounding go, in equal parts if possible, to the experts with the fewest rows.
-    """
+    The rows lost by rounding go, in equal parts if possible, to the experts with the fewest
+    rows."""
     wanted = tokens * top_k
     if not exponent:
         return np.asarray(np.diff(np.arange(experts + 1) * wanted // experts), np.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property, lru_cache, partial
 from math import gcd
 from pathlib import Path
@@ -41,10 +41,8 @@ HUB = "hub"
 @strict_dataclass
 class Checkpoint:
     """A published checkpoint: its name on the Hub, the page that shows it, its number formats.
-
     ``kv_cache_dtype`` is fp8 if its quantisation file says so. With ``custom_code`` engines run its
-    own Python code, which needs the user's consent.
-    """
+    own Python code, which needs the user's consent."""
 
     name: str
     page: str
@@ -231,11 +229,9 @@ class ModelSpec:
     # Parameters -----------------------------------------------------------------------------
 
     def parameters_in(self, layers: range | None = None, tp: int = 1) -> LayerParameters:
-        """Parameters of these layers (default all) on ``tp`` ranks together.
-
-        Replicated parameters count on each rank: routers, norms, replicated KV heads, the own
-        projections of latent attention, and the biases of outputs that ranks add up.
-        """
+        """Parameters of these layers (default all) on ``tp`` ranks together. Replicated parameters
+        count on each rank: routers, norms, replicated KV heads, the own projections of latent
+        attention, and the biases of outputs that ranks add up."""
         chosen = range(self.num_layers) if layers is None else layers
         counts = {kind: len(layers.intersection(chosen)) for kind, layers in self.kinds.items()}
         matrices = plain = 0
@@ -294,19 +290,15 @@ class ModelSpec:
         return self.num_parameters - len(self.kinds["sparse"]) * unused * self.expert_parameters
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
-        """Bytes of KV cache one token takes in the whole model (all layers, all heads).
-
-        Layers with a window are among them: up to its length they hold every token. Recurrent ones
-        hold none.
-        """
+        """Bytes of KV cache one token takes in the whole model (all layers, all heads). Layers with
+        a window are among them: up to its length they hold every token. Recurrent ones hold
+        none."""
         return len(self.kinds["attention"]) * self.cached_bytes(1, dtype_bytes)
 
     def cached_bytes(self, tp: int, dtype_bytes: int) -> int:
-        """Bytes that one of ``tp`` ranks caches of one token in one layer with attention.
-
-        Kernels of sparse latent attention read fp8 with a float32 scale for 128 numbers, and the
-        position in bf16: 656 bytes for DeepSeek V3.2 (vLLM's ``fp8_ds_mla``, SGLang's NSA cache).
-        """
+        """Bytes that one of ``tp`` ranks caches of one token in one layer with attention. Kernels
+        of sparse latent attention read fp8 with a float32 scale for 128 numbers, and the position
+        in bf16: 656 bytes for DeepSeek V3.2 (vLLM's ``fp8_ds_mla``, SGLang's NSA cache)."""
         if self.latent is not None and self.indexer is not None:
             rank, rope = self.latent.kv_rank, self.latent.rope_dim
             scaled = rank + 4 * -(-rank // 128) + 2 * rope
@@ -363,9 +355,7 @@ class ModelSpec:
 
     def check_plain(self, what: str, mixtures: bool = False) -> None:
         """Raises ValueError for a model whose parts only the tables of serving stacks know.
-
-        ``mixtures``: those of experts without biases, in all layers, are let through.
-        """
+        ``mixtures``: those of experts without biases, in all layers, are let through."""
         mix = self.experts
         parts = {
             "a mixture of experts": mix and not mixtures,
@@ -387,11 +377,9 @@ class ModelSpec:
         return self.num_heads // tp, max(1, self.num_kv_heads // tp)
 
     def gemms(self, tp: int) -> dict[str, GemmShape]:
-        """Every GEMM of one rank: those of a layer, and the LM head.
-
-        The LM head's vocabulary is padded so that each rank holds a multiple of 64 columns, as
-        engines do to stay on fast kernels. Raises ValueError where ``tp`` does not fit the model.
-        """
+        """Every GEMM of one rank: those of a layer, and the LM head. The LM head's vocabulary is
+        padded so that each rank holds a multiple of 64 columns, as engines do to stay on fast
+        kernels. Raises ValueError where ``tp`` does not fit the model."""
         shard = self.shard(tp)
         return {
             name: op.shape(shard)
@@ -417,32 +405,23 @@ class ModelSpec:
 
     def shard(self, tp: int) -> Shard:
         """The shard of one of ``tp`` ranks. Raises ValueError if ``tp`` does not fit the model."""
-        heads, kv_heads = self.heads_per_rank(tp)
+        (heads, kv_heads), mix = self.heads_per_rank(tp), self.experts
+        own = {each.name for each in fields(Shard)} & {each.name for each in fields(self)}
         return Shard(
+            **{name: getattr(self, name) for name in own - {"experts"}},
             hidden=self.hidden_size,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=self.head_dim,
             ffn=self.ffn_hidden_size // tp,
             vocab_columns=-(-self.vocab_size // (64 * tp)) * 64,
-            gated_ffn=self.gated_ffn,
-            attention_bias=self.attention_bias,
-            ffn_bias=self.ffn_bias,
-            norm_bias=self.norm_bias,
-            qk_norm=self.qk_norm,
-            learned_positions=self.learned_positions,
-            experts=self.experts.num_experts if self.experts else 0,
-            shared_ffn=self.experts.shared_intermediate_size // tp if self.experts else 0,
-            shared_gate=self.experts is not None and self.experts.shared_gate,
-            expert_bias=self.experts is not None and self.experts.bias,
+            experts=mix.num_experts if mix else 0,
+            shared_ffn=mix.shared_intermediate_size // tp if mix else 0,
+            shared_gate=mix is not None and mix.shared_gate,
+            expert_bias=mix is not None and mix.bias,
             sparse_share=self.share_of("sparse"),
             recurrent_share=self.share_of("recurrent"),
             bare_share=self.share_of("bare"),
             norms=self.norms_per_layer,
-            latent=self.latent,
-            indexer=self.indexer,
-            recurrent=self.recurrent,
-            output_gate=self.output_gate,
             tp=tp,
         )
 
@@ -496,10 +475,8 @@ def _read(path: Path, changed: int) -> ModelSpec:
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """A shipped model by its name or, with its number formats, by that of a published checkpoint
-    (``hub`` in its YAML); or the model of a Hugging Face ``config.json`` (file or folder).
-
-    Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
-    """
+    (``hub`` in its YAML); or the model of a Hugging Face ``config.json`` (file or folder). Raises
+    SpecError for an unknown name (and lists the known ones), and for an invalid file."""
     path, name = user_path(name_or_path), str(name_or_path)
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"

@@ -62,10 +62,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class Stream:
-    """``times`` elementwise kernels that move ``numbers`` values a token each.
-
-    ``kernel`` is its name in a device file. ``reduced``: a fused all-reduce does it, too.
-    """
+    """``times`` elementwise kernels that move ``numbers`` values a token each. ``kernel`` is its
+    name in a device file. ``reduced``: a fused all-reduce does it, too."""
 
     kernel: str
     numbers: int
@@ -268,7 +266,6 @@ def _gemm(
     layers: Layers = "all",
     present: Callable[[Shard], bool] = _always,
 ) -> Op:
-    """A GEMM of a layer."""
     return Op(
         name, "layer", (TOKENS,), "gemm", "linear", shape=shape, split=split, biased=biased,
         fitted=("gemm",), layers=layers, present=present,

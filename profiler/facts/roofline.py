@@ -49,9 +49,7 @@ def wave_fill(blocks: Array, sms: Array) -> Array:
 
 def split_fill(blocks: Array, sms: Array, most: Array) -> Array:
     """:func:`wave_fill` where a kernel with too few blocks splits each one in up to ``most`` parts.
-
-    Blocks that nearly fill the SMs (80 %) are left alone, as flash-decoding kernels do.
-    """
+    Blocks that nearly fill the SMs (80 %) are left alone, as flash-decoding kernels do."""
     parts = np.clip(np.floor(sms / blocks), 1.0, np.maximum(most, 1.0))
     parts = np.where(blocks >= 0.8 * sms, 1.0, parts)
     return np.minimum(wave_fill(blocks * parts, sms), 1.0)
@@ -82,9 +80,7 @@ def gemm_time_us(
 
 def gemm_us(c: Columns, k: Constants) -> Array:
     """``m x n x k`` GEMM on a known device: :func:`gemm_time_us`, in whole waves of output tiles.
-
-    ``wave_share`` is the share of the last wave's idle time that is paid.
-    """
+    ``wave_share`` is the share of the last wave's idle time that is paid."""
     m, n, sms = c["m"], c["n"], c["num_sms"]
     blocks = np.ceil(m / k["tile_m"]) * np.ceil(n / k["tile_n"])
     # With fewer blocks than SMs the library splits along k instead of leaving SMs idle.
@@ -98,10 +94,8 @@ def attended(
     chunk: Array, context: Array, square: float = 0.5, edge: float = 0.5
 ) -> tuple[Array, Array]:
     """Keys that a chunk after ``context`` cached tokens reads, and the query-key pairs it computes.
-
     Under the causal mask those are half of the chunk's own square and of its diagonal; kernels
-    compute another share of the ``square``, and more at its ``edge``.
-    """
+    compute another share of the ``square``, and more at its ``edge``."""
     return context + chunk, chunk * (context + square * chunk + edge)
 
 
@@ -114,10 +108,8 @@ def attended_within(chunk: Array, context: Array, window: float, edge: float = 0
 
 def attn_prefill_us(c: Columns, k: Constants) -> Array:
     """Causal attention of ``batch`` chunks of ``chunk`` tokens, each after ``context`` cached ones.
-
     ``causal`` is the share of the chunk's own square that the kernel computes (0.5: it skips all
-    masked blocks; 1: none). ``token_us`` is the serial walk of one block over the keys.
-    """
+    masked blocks; 1: none). ``token_us`` is the serial walk of one block over the keys."""
     chunk, context, heads = c["chunk"], c["context"], c["heads"]
     sms, dim = c["num_sms"], c["head_dim"]
     keys, pairs = attended(chunk, context, k["causal"], KEY_BLOCK)
@@ -131,11 +123,9 @@ def attn_prefill_us(c: Columns, k: Constants) -> Array:
 
 
 def attn_context_us(c: Columns, k: Constants) -> Array:
-    """Attention of one chunk after ``context`` cached tokens, given ``base_us`` without them.
-
-    It adds the time of ``chunk x context`` score pairs, a share of which suffers from SMs left idle
-    by the last wave of blocks, and ``step_us`` for reading a paged cache at all.
-    """
+    """Attention of one chunk after ``context`` cached tokens, given ``base_us`` without them. It
+    adds the time of ``chunk x context`` score pairs, a share of which suffers from SMs left idle by
+    the last wave of blocks, and ``step_us`` for reading a paged cache at all."""
     work = 4e6 * c["head_dim"] * c["heads"] * c["chunk"] * c["context"]
     blocks = c["heads"] * np.ceil(c["chunk"] / k["tile_m"])
     fill = split_fill(blocks, c["num_sms"], c["context"] / 128.0)

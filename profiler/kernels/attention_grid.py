@@ -35,9 +35,8 @@ def fastest_us(num_bytes: Array, bandwidth: float) -> Array:
 @dataclass(frozen=True, eq=False)
 class HeadGrid(StoredSurface):
     """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size.
-
-    ``by_group``: for unmeasured KV heads, decodes with as many query heads per KV head come first.
-    """
+    ``by_group``: for unmeasured KV heads, decodes with as many query heads per KV head come
+    first."""
 
     heads: npt.NDArray[np.int64]
     sizes: tuple[Array, ...]
@@ -51,9 +50,7 @@ class HeadGrid(StoredSurface):
 
     def around(self, heads: float, kv_heads: int) -> list[tuple[int, float]]:
         """(row, weight) of the query heads below and above, by ratio; a single row at the ends.
-
-        Only rows with exactly these KV heads count.
-        """
+        Only rows with exactly these KV heads count."""
         mine = np.flatnonzero(self.heads[:, 1] == kv_heads)
         rows = mine[np.argsort(self.heads[mine, 0])].tolist()
         counts, wanted = np.log(self.heads[rows, 0]), np.log(heads)
@@ -77,10 +74,8 @@ class HeadGrid(StoredSurface):
 
     def nearest_kv(self, heads: int, kv_heads: int) -> int:
         """The measured number of KV heads that is nearest by ratio; with ``by_group`` of the same
-        group, if there is one.
-
-        A power of two counts as an octave nearer: it maps measured batches to measured batches.
-        """
+        group, if there is one. A power of two counts as an octave nearer: it maps measured batches
+        to measured batches."""
         alike = self.heads[:, 0] * kv_heads == self.heads[:, 1] * heads
         have = np.unique(self.heads[alike if self.by_group and alike.any() else slice(None), 1])
         octaves = np.abs(np.log2(have / kv_heads))
@@ -178,11 +173,9 @@ def fit_prefill(rows: pd.DataFrame) -> HeadGrid:
 
 
 def fit_added(rows: pd.DataFrame) -> HeadGrid:
-    """The time that a prompt adds to a batch: its share of a call of 2, 4, ... equal prompts.
-
-    From rows (batch, chunk, heads, kv_heads, time_us) of one head dimension. Batches between are
-    interpolated linearly; beyond the largest the shares stay.
-    """
+    """The time that a prompt adds to a batch: its share of a call of 2, 4, ... equal prompts. From
+    rows (batch, chunk, heads, kv_heads, time_us) of one head dimension. Batches between are
+    interpolated linearly; beyond the largest the shares stay."""
     table = rows.pivot_table(
         index=["heads", "kv_heads", "chunk"], columns="batch", values="time_us"
     )
@@ -203,11 +196,9 @@ def _shares(batches: Array, times: Array) -> Array:
 
 
 def fit_decode(rows: pd.DataFrame, by_group: bool = False, window: float = np.inf) -> HeadGrid:
-    """From rows (batch, context, heads, kv_heads, time_us) of one head dimension.
-
-    A larger batch or context takes no less time: a running minimum from the largest on. Sizes that
-    did not fit the memory are extrapolated by the law of decodes within ``window``.
-    """
+    """From rows (batch, context, heads, kv_heads, time_us) of one head dimension. A larger batch or
+    context takes no less time: a running minimum from the largest on. Sizes that did not fit the
+    memory are extrapolated by the law of decodes within ``window``."""
     table = rows.pivot_table(
         index=["heads", "kv_heads"], columns=["batch", "context"], values="time_us"
     )
@@ -250,10 +241,8 @@ _BLOCK = 64
 
 
 def alike(chunk: Array, context: Array) -> Array:
-    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens.
-
-    A row of queries attends to the tokens before it and, on average, half a block of keys more.
-    """
+    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens. A
+    row of queries attends to the tokens before it and, on average, half a block of keys more."""
     pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
     return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
 
@@ -261,10 +250,8 @@ def alike(chunk: Array, context: Array) -> Array:
 def expected_us(
     prompt: HeadGrid, chunk: Array, context: Array, heads: int, kv_heads: int, units: int
 ) -> Array:
-    """The chunk alone, and its pairs with the cached tokens at the rate of the longest prompt.
-
-    A chunk with fewer blocks of queries than ``units`` takes as long as one with a block for each.
-    """
+    """The chunk alone, and its pairs with the cached tokens at the rate of the longest prompt. A
+    chunk with fewer blocks of queries than ``units`` takes as long as one with a block for each."""
     longest = prompt.sizes[0][-1:]
     alone = prefill_us(prompt, np.append(longest, chunk), heads, kv_heads)
     rate = alone[0] / attended(longest, 0 * longest, 0.5, KEY_BLOCK)[1]
@@ -273,10 +260,8 @@ def expected_us(
 
 
 def fit_prefix(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> HeadGrid:
-    """Measured times over those expected, by chunk and cached tokens.
-
-    From rows (chunk, context, heads, kv_heads, time_us) with a context; head counts are pooled.
-    """
+    """Measured times over those expected, by chunk and cached tokens. From rows (chunk, context,
+    heads, kv_heads, time_us) with a context; head counts are pooled."""
     parts = []
     for heads, kv_heads in rows[["heads", "kv_heads"]].drop_duplicates().to_numpy().tolist():
         part = rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]

@@ -101,10 +101,8 @@ def _loan(device: str, stack: str, table: str) -> tuple[KernelFit, Arrays] | Non
 
 
 def with_borrowed(device: str, stack: str, needed: Iterable[str]) -> tuple[StackSpec, Arrays]:
-    """A stack with those of the ``needed`` tables that another GPU can lend it.
-
-    Raises SpecError as :func:`load_stack`.
-    """
+    """A stack with those of the ``needed`` tables that another GPU can lend it. Raises SpecError as
+    :func:`load_stack`."""
     spec, arrays = load_stack(device, stack)
     missing = [table for table in needed if alone_of(table) not in spec.kernels]
     loans = {table: loan for table in missing if (loan := _loan(device, stack, table))}

@@ -128,11 +128,9 @@ class GemmCube:
         return GemmCube(self.n, self.k, self.m, times)
 
     def cleaned(self) -> GemmCube:
-        """The cube in which no GEMM takes longer than a larger one (m, n and k no smaller).
-
-        A running minimum from the largest sizes on, over each size in turn: a longer time is a bad
-        sample of the tables, or a kernel that a server avoids by padding.
-        """
+        """The cube in which no GEMM takes longer than a larger one (m, n and k no smaller). A
+        running minimum from the largest sizes on, over each size in turn: a longer time is a bad
+        sample of the tables, or a kernel that a server avoids by padding."""
         unknown = np.isnan(self.time_us)
         times = rising(np.where(unknown, np.inf, self.time_us), 0, 1, 2)
         return GemmCube(self.n, self.k, self.m, np.where(unknown, np.nan, times))

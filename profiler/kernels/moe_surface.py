@@ -44,9 +44,7 @@ _FITS, _OUTGROWS = 0.8, 1.2
 @dataclass(frozen=True)
 class Rates:
     """The rates that bound the experts: peak FLOP/s and bytes/s, bytes of a weight, bytes of L2.
-
-    ``exponent`` is the exponent of the power law of tokens over experts, 0 for evenly.
-    """
+    ``exponent`` is the exponent of the power law of tokens over experts, 0 for evenly."""
 
     flops: float
     bandwidth: float
@@ -65,10 +63,8 @@ def rates_of(device: str, dtype: MoeDtype, distribution: str) -> Rates:
 
 
 def moved_bytes(shapes: Array, tokens: Array, weight_bytes: float) -> Array:
-    """Bytes of the weights of chosen experts, and of rows in and out of them and the layer.
-
-    One row a shape (:data:`SHAPE`), one column a number of tokens.
-    """
+    """Bytes of the weights of chosen experts, and of rows in and out of them and the layer. One row
+    a shape (:data:`SHAPE`), one column a number of tokens."""
     hidden, inter, top_k, experts, tp, ep = shapes.T[:, :, None]
     chosen = experts / ep * (1.0 - (1.0 - top_k / experts) ** tokens)
     rows, width = tokens * top_k / ep, inter / tp
@@ -182,9 +178,7 @@ class MoeSurface(StoredSurface):
 
     def unmeasured(self, shapes: npt.NDArray[np.int64], rates: Rates) -> Array:
         """The logarithms of the ratio at the knots, for each of ``shapes``, from the measured ones.
-
-        More tokens take no less time, as in a cleaned table.
-        """
+        More tokens take no less time, as in a cleaned table."""
         every, own = np.concatenate([self.shapes, shapes]), len(self.shapes)
         expected = np.log(expected_us(every.astype(np.float64), self.tokens, rates))
         parts = parts_us(every, self.tokens, rates)

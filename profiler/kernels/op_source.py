@@ -48,11 +48,9 @@ def op_source(
 
 
 def served_formats(model: ModelSpec, device: str | None, stack: str | None) -> dict[str, str]:
-    """The number formats (not bf16) that a stack computes a checkpoint in.
-
-    MXFP4 leaves the activations open. Where the stack was measured with them in fp8 (Blackwell), it
-    serves such experts so (as gpt-oss in the launch scripts of InferenceX).
-    """
+    """The number formats (not bf16) that a stack computes a checkpoint in. MXFP4 leaves the
+    activations open. Where the stack was measured with them in fp8 (Blackwell), it serves such
+    experts so (as gpt-oss in the launch scripts of InferenceX)."""
     found = model.formats
     if found.get("moe_dtype") != _MXFP4 or not (device and stack and stack in stacks_on(device)):
         return found

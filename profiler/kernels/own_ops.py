@@ -97,12 +97,9 @@ class RankOp:
 
 
 class ExpertTimes(RankOp):
-    """Times of the experts of one rank, in microseconds.
-
-    Experts without gates count as gated ones of two thirds of the width: as many weights and FLOPs.
-    Raises SpecError where the experts were not measured, ValueError where the ranks do not divide
-    them.
-    """
+    """Times of the experts of one rank, in microseconds. Experts without gates count as gated ones
+    of two thirds of the width: as many weights and FLOPs. Raises SpecError where the experts were
+    not measured, ValueError where the ranks do not divide them."""
 
     of_chip = True
 

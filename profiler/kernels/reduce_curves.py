@@ -27,11 +27,9 @@ def sent_us(num_bytes: Array, link: Link) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class ReduceCurve(StoredSurface):
-    """Microseconds by bytes a rank; in proportion beyond the largest.
-
-    Between sizes the ratio to a law (latency of the smallest, bandwidth of the largest) is linear
-    in the logarithm of the bytes; no message takes less time than the next smaller size.
-    """
+    """Microseconds by bytes a rank; in proportion beyond the largest. Between sizes the ratio to a
+    law (latency of the smallest, bandwidth of the largest) is linear in the logarithm of the bytes;
+    no message takes less time than the next smaller size."""
 
     size: Array
     log_us: Array

@@ -102,11 +102,9 @@ def alike_within(chunk: Array, context: Array, window: float) -> Array:
 
 
 class StackAttention:
-    """Attention of one ``tp`` rank of ``model``, microseconds of one layer.
-
-    ``table`` gives a table of attention. ``slowed`` makes times of a chip with other memory from
-    (time, bytes). ``kv_up`` is the time of projecting keys and values of so many tokens again.
-    """
+    """Attention of one ``tp`` rank of ``model``, microseconds of one layer. ``table`` gives a table
+    of attention. ``slowed`` makes times of a chip with other memory from (time, bytes). ``kv_up``
+    is the time of projecting keys and values of so many tokens again."""
 
     def __init__(
         self,

@@ -34,10 +34,8 @@ STEPS = 1800.0
 
 
 class StoredSurface:
-    """A dataclass of arrays by name, one tuple ``sizes`` of them, or a flag.
-
-    Logarithms (``log_...``) are stored as 16-bit integers, all else as plain integers.
-    """
+    """A dataclass of arrays by name, one tuple ``sizes`` of them, or a flag. Logarithms
+    (``log_...``) are stored as 16-bit integers, all else as plain integers."""
 
     whole: ClassVar[tuple[str, ...]] = ()
     """Fields that are integers in use, too."""
@@ -222,10 +220,7 @@ def stacks_on(device: str) -> list[Stack]:
 @lru_cache(maxsize=32)
 def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
     """A shipped stack; its arrays are unpacked when asked for. With a version (``vllm@0.19``) every
-    table is the nearest version's.
-
-    Raises SpecError for an unknown stack, naming the known ones.
-    """
+    table is the nearest version's. Raises SpecError for an unknown stack, naming the known ones."""
     files = stack_files(device, stack)
     if len(files) < 2:
         there = ", ".join(stacks_on(device)) or "none"
@@ -365,10 +360,8 @@ def surfaces_sha256(arrays: Arrays) -> str:
 def write_stack(
     spec: StackSpec, arrays: Mapping[str, npt.NDArray[Any]], folder: Path
 ) -> list[Path]:
-    """Write ``<device>/<stack>.yaml`` and ``.npz`` to ``folder``; returns both paths.
-
-    The same fit gives the same bytes.
-    """
+    """Write ``<device>/<stack>.yaml`` and ``.npz`` to ``folder``; returns both paths. The same fit
+    gives the same bytes."""
     target = folder / spec.device
     target.mkdir(parents=True, exist_ok=True)
     content = BytesIO()

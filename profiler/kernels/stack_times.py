@@ -72,11 +72,9 @@ _DERIVED_PCT = 10.0
 
 
 class StackTimes:
-    """Op times of one ``tp`` rank of ``model`` with a stack's kernels.
-
-    Raises SpecError for a device, stack, dtype, head dimension or ``tp`` that was not measured, and
-    ValueError for a ``tp`` that does not fit the model.
-    """
+    """Op times of one ``tp`` rank of ``model`` with a stack's kernels. Raises SpecError for a
+    device, stack, dtype, head dimension or ``tp`` that was not measured, and ValueError for a
+    ``tp`` that does not fit the model."""
 
     def __init__(
         self,
@@ -321,11 +319,9 @@ class StackTimes:
         return f"{self.kernels.stack} {fit.version}"
 
     def _as_on(self, time_us: Array, num_bytes: Array) -> Array:
-        """Times of the device with the same chip, where this one's memory is slower.
-
-        Not faster than the bytes moved at 0.8 of its bandwidth, nor slower than by the ratio of
-        the bandwidths.
-        """
+        """Times of the device with the same chip, where this one's memory is slower. Not faster
+        than the bytes moved at 0.8 of its bandwidth, nor slower than by the ratio of the
+        bandwidths."""
         if self.device.same_chip is None:
             return time_us
         own = self.device.memory_bandwidth
@@ -366,7 +362,6 @@ class StackTimes:
 
     @cached_property
     def _reduces(self) -> set[str]:
-        """The kernels of the stack at this ``tp``."""
         pairs = (name.split(".") for name in self.spec.having(ALL_REDUCE))
         return {kernel for kernel, gpus in pairs if gpus == str(self._ranks)}
 

@@ -127,10 +127,8 @@ def _kind(table: MoeSurface, shape: Shape) -> str:
 
 
 def exchange(device: DeviceSpec, kernels: Kernels, shape: Exchange) -> WideAnswer:
-    """Sending the tokens of one GPU to the experts, and back, by their number.
-
-    Raises SpecError where the kernels of ``moe_a2a_backend`` were not measured.
-    """
+    """Sending the tokens of one GPU to the experts, and back, by their number. Raises SpecError
+    where the kernels of ``moe_a2a_backend`` were not measured."""
     backend = kernels.moe_a2a_backend
     if backend == "none":
         return _gathered(device, kernels, shape)

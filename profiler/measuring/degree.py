@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from ..bundle.tables import OVERHEADS
 from ..facts.ops import OPS
-from ..planning.grid import Grid, Key
-from ..planning.journal import Journal, ProfileError, Timing
-from ..planning.settings import (
+from ..planning.grid import (
     DESIGNED,
     MIXED,
+    Grid,
+    Journal,
+    Key,
+    ProfileError,
     Settings,
+    Timing,
     coarse_grid,
     designed_points,
     make_grid,
@@ -70,10 +73,7 @@ def time_collectives(
 
 def read_inter_node(path: Path) -> dict[int, Timing]:
     """Sends by bytes, from the file that :mod:`sarathi_sim.profiler.measuring.ranks` wrote between
-    two nodes.
-
-    Raises ProfileError for a file that is not one.
-    """
+    two nodes. Raises ProfileError for a file that is not one."""
     found = {}
     lines = read_bounded(path).decode(errors="replace").splitlines()
     for number, line in enumerate(lines, start=1):
@@ -206,7 +206,6 @@ class DegreeSession:
         return timing
 
     def _book(self, op: str, key: Key, timing: Timing) -> None:
-        """Write a point down. Raises ProfileError where the GPU was lost with it."""
         self.journal.add(op, key, timing)
         if timing.lost:
             raise ProfileError(
@@ -272,11 +271,9 @@ class DegreeSession:
             self._book("sustained", (when,), timing)
 
     def fused(self) -> None:
-        """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU.
-
-        No more after one that fails, which takes long (without a C compiler, say), or when the
-        time is over.
-        """
+        """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU. No
+        more after one that fails, which takes long (without a C compiler, say), or when the time is
+        over."""
         if self.ops.device.type == "cpu":
             return
         for key in self.coarse["others"][::4]:

@@ -20,9 +20,7 @@ from ..bundle.schema import (
     load_bundle,
     write_bundle,
 )
-from ..planning.grid import Grid
-from ..planning.journal import Journal, ProfileError, settings_hash
-from ..planning.settings import DESIGNED, Settings
+from ..planning.grid import DESIGNED, Grid, Journal, ProfileError, Settings, settings_hash
 from ..storage.child import Progress, Say
 from ..storage.manifest import check_files
 from ..storage.strict import did_you_mean
@@ -46,11 +44,9 @@ if TYPE_CHECKING:
 
 
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
-    """Profile every TP degree; returns the bundle folders and the device file, as written.
-
-    ``say`` gets lines for the user, ``progress`` the step, seconds done and seconds in all.
-    Raises ProfileError for a device, dtype or degree that cannot be measured here.
-    """
+    """Profile every TP degree; returns the bundle folders and the device file, as written. ``say``
+    gets lines for the user, ``progress`` the step, seconds done and seconds in all. Raises
+    ProfileError for a device, dtype or degree that cannot be measured here."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -111,10 +107,8 @@ class _ProfileRun:
         }
 
     def degree(self, tp: int, budget_s: float) -> tuple[Path | None, float]:
-        """Measure one TP degree and write its bundle; its folder, and the seconds it took.
-
-        None where only some ops were asked for: their points stay in the journal.
-        """
+        """Measure one TP degree and write its bundle; its folder, and the seconds it took. None
+        where only some ops were asked for: their points stay in the journal."""
         from ..shard.timing import no_garbage_collection
 
         settings = self.settings
@@ -147,7 +141,6 @@ class _ProfileRun:
             self.say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
 
     def _ops(self, tp: int, free_bytes: float) -> ShardOps:
-        """The shard whose ops are timed. Raises ProfileError if it does not fit."""
         from ..shard.timing import reason
         from .shard_ops import ShardOps
 
@@ -213,11 +206,9 @@ def _measure_collectives(run: DegreeSession, per_node: int) -> None:
 def missing_degrees(
     settings: Settings, name: str, identities: Mapping[int, Mapping[str, object]], say: Say
 ) -> list[int]:
-    """The TP degrees to measure: all but those whose bundles the same command wrote already.
-
-    Raises UserError, before anything is measured, where a file that is to be written exists and
-    is not ours, or was measured otherwise and ``settings`` do not say ``force``.
-    """
+    """The TP degrees to measure: all but those whose bundles the same command wrote already. Raises
+    UserError, before anything is measured, where a file that is to be written exists and is not
+    ours, or was measured otherwise and ``settings`` do not say ``force``."""
     missing = []
     check_files(settings.out, f"{name}.yaml")
     for tp, identity in identities.items():

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ..planning.journal import relative_iqr
+from ..planning.grid import relative_iqr
 from ..shard.rank_processes import channel_of_rank
 from ..shard.timing import cuda_events, no_garbage_collection
 
@@ -92,7 +92,6 @@ def main() -> None:
 def _measure(
     op: str, num_bytes: int, device: torch.device, dtype: str, repeats: int
 ) -> dict[str, str | int | float]:
-    """Measure one size on this rank; rank 0 returns the result."""
     kind: torch.dtype = getattr(torch, dtype)
     # Zeros: sums of anything else would overflow after some repeats.
     tensor = torch.zeros(max(1, num_bytes // kind.itemsize), dtype=kind, device=device)

@@ -22,19 +22,18 @@ from ..facts.formats import Distribution, Kernels, exponent_of
 from ..facts.layer_kinds import rows_of_experts
 from ..facts.model import ModelSpec
 from ..facts.ops import ATTENTION, DECODE, MOE, OPS, OTHERS, PREFILL
-from ..planning.grid import Key
-from ..planning.journal import Timing
-from ..planning.settings import (
+from ..planning.grid import (
     DESIGNED,
     MIXED,
     SKEWED,
     FlushMode,
+    Key,
     Limits,
+    Timing,
     skewed_contexts,
 )
-from ..shard.attention import Attention, KVCache
+from ..shard.attention import Attention, Chunk, Decodes, KVCache, Routing, Rows
 from ..shard.layer import LayerState, RandomWeights, ShardLayer
-from ..shard.rows import Chunk, Decodes, Routing, Rows
 from ..shard.timing import Timer, guarded
 
 #: On a CPU the weights rotate over sets of this many bytes in all, so that they are not in a cache
@@ -54,11 +53,9 @@ Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 class ShardOps:
-    """Times the ops of one TP shard. ``budget_bytes`` bounds weights and KV cache and inputs.
-
-    A point that needs more is not run: its Timing says so. Raises ValueError where the weights
-    alone do not fit.
-    """
+    """Times the ops of one TP shard. ``budget_bytes`` bounds weights and KV cache and inputs. A
+    point that needs more is not run: its Timing says so. Raises ValueError where the weights alone
+    do not fit."""
 
     def __init__(
         self,
@@ -116,11 +113,9 @@ class ShardOps:
         return guarded(lambda: self.timer.launch(self.call(MIXED, key)), self.device)
 
     def sustained(self, key: Key, seconds: float) -> tuple[Timing, Timing]:
-        """A ``mixed`` layer back to back for so long: its time at the start and at the end.
-
-        The layer must take longer than its launch: else both are the host's times. The caches are
-        as warm as in that layer's own loop, so only the two compare.
-        """
+        """A ``mixed`` layer back to back for so long: its time at the start and at the end. The
+        layer must take longer than its launch: else both are the host's times. The caches are as
+        warm as in that layer's own loop, so only the two compare."""
 
         def timed(*span: float) -> Timing:
             run = self.timer.without_pause
@@ -167,10 +162,8 @@ class ShardOps:
         return float(4 * key[0] * widest * self.size)
 
     def call(self, op: str, key: Key) -> Callable[[int], object]:
-        """``call(i)`` runs the op once on the i-th set of buffers; a ``mixed`` layer whole.
-
-        Calls walk through the pool of KV slots, so that these are as cold as the weights.
-        """
+        """``call(i)`` runs the op once on the i-th set of buffers; a ``mixed`` layer whole. Calls
+        walk through the pool of KV slots, so that these are as cold as the weights."""
         chunk, context, contexts = _sequences(op, key)
         rows = self._rows(chunk, context, contexts, op)
         slots = _slots(chunk, context, contexts) if op in (*ATTENTION_POINTS, MIXED) else 0
@@ -209,11 +202,9 @@ class ShardOps:
         )
 
     def routing(self, tokens: int) -> Routing:
-        """Experts for each of ``tokens``, spread as ``distribution`` says; weights that add to 1.
-
-        A run of as many rows as an expert has is dealt to the tokens in turn, so a token never
-        meets it twice.
-        """
+        """Experts for each of ``tokens``, spread as ``distribution`` says; weights that add to 1. A
+        run of as many rows as an expert has is dealt to the tokens in turn, so a token never meets
+        it twice."""
         mix = self.model.experts
         assert mix is not None
         exponent = exponent_of(self.distribution)
@@ -292,7 +283,6 @@ def _sequences(op: str, key: Key) -> tuple[int, int, list[int]]:
 
 
 def _slots(chunk: int, context: int, contexts: list[int]) -> int:
-    """KV slots of a chunk and decodes."""
     return chunk + context + len(contexts) * (max(contexts, default=0) + 1)
 
 
@@ -334,11 +324,8 @@ _OVERHEAD_CONTEXT = 16
 
 
 def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
-    """The measurement of each of ``OVERHEADS`` that this device has.
-
-    A layer of one decode with a short cache is launched, and run: kernel by kernel, and on a GPU as
-    a CUDA graph.
-    """
+    """The measurement of each of ``OVERHEADS`` that this device has. A layer of one decode with a
+    short cache is launched, and run: kernel by kernel, and on a GPU as a CUDA graph."""
 
     def layer() -> Callable[[int], object]:
         return ops.call(MIXED, (0, 0, 1, _OVERHEAD_CONTEXT))
@@ -401,10 +388,8 @@ def _captured(call: Callable[[], object]) -> Callable[[int], object]:
 
 
 def advice(device: str, layers: int, time_us: Mapping[str, float]) -> str:
-    """A message for the user: the time of a small batch's iteration beyond its op times.
-
-    Empty where what it takes could not be measured.
-    """
+    """A message for the user: the time of a small batch's iteration beyond its op times. Empty
+    where what it takes could not be measured."""
     run, launch = time_us.get("layer_run"), time_us.get("layer_launch")
     if run is None or launch is None:
         return ""

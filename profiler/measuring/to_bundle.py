@@ -28,9 +28,7 @@ from ..facts.ops import (
     MESSAGES,
     OPS,
 )
-from ..planning.grid import Key
-from ..planning.journal import Journal, ProfileError, Timing
-from ..planning.settings import DESIGNED, TILE
+from ..planning.grid import DESIGNED, TILE, Journal, Key, ProfileError, Timing
 from ..storage.manifest import replace_files
 from ..storage.plain_yaml import dump_yaml
 
@@ -51,10 +49,8 @@ def measured_bundle(
     inter_node: Mapping[int, Timing],
     backend: str,
 ) -> Bundle:
-    """The bundle of everything in the journal.
-
-    ``inter_node`` are sends by bytes, ``backend`` names the attention kernel.
-    """
+    """The bundle of everything in the journal. ``inter_node`` are sends by bytes, ``backend`` names
+    the attention kernel."""
     points = {op: measured(journal, op) for op in (*_LOCAL, *UNLABELLED, "send_recv", "overhead")}
     meta = BundleMeta(
         device=device_name,
@@ -92,11 +88,9 @@ def tables_of(
 
 
 def collectives_source(folder: Path, tp: int) -> Bundle:
-    """The bundle to take the collectives of ``tp`` ranks from.
-
-    ``folder`` is that bundle's, or the one above with its ``tp<k>``. Raises ProfileError for a
-    bundle of another degree, BundleError for one that cannot be used.
-    """
+    """The bundle to take the collectives of ``tp`` ranks from. ``folder`` is that bundle's, or the
+    one above with its ``tp<k>``. Raises ProfileError for a bundle of another degree, BundleError
+    for one that cannot be used."""
     other = folder / f"tp{tp}" if (folder / f"tp{tp}").is_dir() else folder
     source = load_bundle(other)
     if source.meta.tp != tp:
@@ -214,11 +208,9 @@ def write_device(
     per_node: int,
     hardware: str,
 ) -> Path:
-    """Write ``root/<name>.yaml``, so that ``run`` can use the measurements; returns its path.
-
-    The peak is that of the best GEMM in any measured bundle of the device under ``root``, links
-    those of the fastest message. Raises NotOursError where a file of that name is not ours.
-    """
+    """Write ``root/<name>.yaml``, so that ``run`` can use the measurements; returns its path. The
+    peak is that of the best GEMM in any measured bundle of the device under ``root``, links those
+    of the fastest message. Raises NotOursError where a file of that name is not ours."""
     found = [key for key in list_bundles(root) if key[0] == name]
     bundles = [load_bundle(bundle_path(root, *key)) for key in found]
     bundles = [bundle for bundle in bundles if bundle.meta.source == "measured"]

@@ -25,11 +25,9 @@ _OCTAVES = 16.0
 
 @dataclass(frozen=True, eq=False)
 class DecodeLaw:
-    """One table of decodes by batches and contexts (``sizes``).
-
-    ``log_us[i, j, k]`` was measured with ``heads[i]`` = (query heads, KV heads), NaN where it was
-    not; ``window`` tokens of a context are read.
-    """
+    """One table of decodes by batches and contexts (``sizes``). ``log_us[i, j, k]`` was measured
+    with ``heads[i]`` = (query heads, KV heads), NaN where it was not; ``window`` tokens of a
+    context are read."""
 
     heads: npt.NDArray[np.int64]
     sizes: tuple[Array, ...]
@@ -38,10 +36,8 @@ class DecodeLaw:
 
     def us(self, heads: npt.NDArray[np.int64], batch: Array, context: Array) -> Array:
         """Microseconds of a measured pair of head counts; no less than for its smallest decode.
-
         Between sizes, times are bounded by the next smaller and the next larger measured decode;
-        beyond the largest they are on the line through the last two.
-        """
+        beyond the largest they are on the line through the last two."""
         from scipy.interpolate import RegularGridInterpolator
 
         row = int(np.flatnonzero((self.heads == heads).all(axis=1))[0])

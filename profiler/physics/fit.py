@@ -51,10 +51,8 @@ def fit_constants(
     high: Array,
     max_steps: int | None = None,
 ) -> tuple[Array, float]:
-    """The constants (all positive) with which ``physics_us`` fits the measured times best.
-
-    Least squares on the logarithm of the ratio. Returns the constants and the residuals.
-    """
+    """The constants (all positive) with which ``physics_us`` fits the measured times best. Least
+    squares on the logarithm of the ratio. Returns the constants and the residuals."""
     from scipy.optimize import least_squares
 
     # Soft L1: kernel switches leave outliers that should not move the constants.
@@ -70,10 +68,8 @@ def fit_constants(
 
 
 def leave_one_group_out(groups: npt.ArrayLike, scored: Bools | None = None) -> Folds:
-    """Every group in turn: the rows of all the others to fit, its own to score.
-
-    Of those only the ``scored`` ones count (all by default). No folds where there is one group.
-    """
+    """Every group in turn: the rows of all the others to fit, its own to score. Of those only the
+    ``scored`` ones count (all by default). No folds where there is one group."""
     from sklearn.model_selection import LeaveOneGroupOut
 
     of_row = np.asarray(groups)

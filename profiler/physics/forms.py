@@ -29,11 +29,9 @@ Range = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Form:
-    """One op family.
-
-    ``fitted`` constants are found by least squares on the log ratio for each of ``choices`` (sets
-    of fixed constants), and the best choice is kept. ``features`` gives rows x features.
-    """
+    """One op family. ``fitted`` constants are found by least squares on the log ratio for each of
+    ``choices`` (sets of fixed constants), and the best choice is kept. ``features`` gives rows x
+    features."""
 
     inputs: tuple[str, ...]
     physics: Callable[[Columns, Constants], Array]
@@ -143,10 +141,8 @@ ATTN_CONTEXT = Form(
 
 def decode_form(splits: bool, packed: bool, hbm: float | None = None) -> Form:
     """Decode attention; see :func:`~sarathi_sim.profiler.facts.roofline.attn_decode_us` for the two
-    switches.
-
-    ``hbm`` sets the HBM efficiency where the measurements do not show it; None fits it.
-    """
+    switches. ``hbm`` sets the HBM efficiency where the measurements do not show it; None fits
+    it."""
     fitted: dict[str, Range] = {
         "overhead_us": (5.0, 0.5, 30.0),
         "block_us": (1.0, 1e-2, 10.0),

@@ -76,11 +76,9 @@ class PromptLaw:
         return time.reshape(shape)
 
     def _rising(self, calls: float) -> tuple[Array, Array]:
-        """A dense grid of lengths, and the times of calls of each, which do not fall.
-
-        A shorter measured length takes no longer than a longer one (else its kernel is not chosen,
-        or was badly timed), and lengths between two measured ones no less than the shorter.
-        """
+        """A dense grid of lengths, and the times of calls of each, which do not fall. A shorter
+        measured length takes no longer than a longer one (else its kernel is not chosen, or was
+        badly timed), and lengths between two measured ones no less than the shorter."""
         if calls not in self._tables:
             first, last = np.log2(self._ends)
             steps = np.exp2(np.linspace(first, last, int(_STEPS * (last - first)) + 2))[1:-1]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..facts.roofline import Array
-from ..storage.threads import one_thread
+from ..storage.child import one_thread
 
 Arrays = dict[str, npt.NDArray[Any]]
 #: Rows up to which gathering nodes takes less than comparing all rows in every node.
@@ -26,11 +26,9 @@ _AT_ONCE = 16384
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """A boosted ensemble: every node of every tree in flat arrays.
-
-    ``roots[t]`` is the first node of tree t; ``left`` and ``right`` are node numbers in the flat
-    arrays (a leaf points at itself); ``threshold`` goes left when ``feature <= threshold``.
-    """
+    """A boosted ensemble: every node of every tree in flat arrays. ``roots[t]`` is the first node
+    of tree t; ``left`` and ``right`` are node numbers in the flat arrays (a leaf points at itself);
+    ``threshold`` goes left when ``feature <= threshold``."""
 
     roots: npt.NDArray[np.int32]
     feature: npt.NDArray[np.int16]
@@ -49,11 +47,9 @@ class Trees:
         return np.concatenate([self._compare(features[i : i + _AT_ONCE]) for i in starts])
 
     def _compare(self, features: Array) -> Array:
-        """As :meth:`predict`, for many rows.
-
-        Every split is compared for all of them, instead of each row's path: a dozen comparisons a
-        tree, without a gather, which is ten times faster. None is where all rows go one way.
-        """
+        """As :meth:`predict`, for many rows. Every split is compared for all of them, instead of
+        each row's path: a dozen comparisons a tree, without a gather, which is ten times faster.
+        None is where all rows go one way."""
         columns = np.ascontiguousarray(features.T)
         low, high = columns.min(axis=1).tolist(), columns.max(axis=1).tolist()
         left, right = self.left.tolist(), self.right.tolist()

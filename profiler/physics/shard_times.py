@@ -51,11 +51,9 @@ DOUBT = "; in doubt: "
 
 @dataclass(frozen=True)
 class Provenance:
-    """The origin of an op's times, and the half-width of their 90 % band in percent.
-
-    ``mark`` begins with one of :data:`KINDS` and a colon; the text after :data:`DOUBT` in it says
-    why another kernel may run than the one that was timed.
-    """
+    """The origin of an op's times, and the half-width of their 90 % band in percent. ``mark``
+    begins with one of :data:`KINDS` and a colon; the text after :data:`DOUBT` in it says why
+    another kernel may run than the one that was timed."""
 
     mark: str
     half_width_pct: float
@@ -146,11 +144,9 @@ def _form(op: str) -> Form:
 
 
 class DeviceModel:
-    """Op times in microseconds of a shipped device with fits, from its YAML and ``.npz``.
-
-    Inputs are arrays of equal length, or numbers; ``heads`` are one rank's (query heads, KV heads,
-    numbers a head). Raises SpecError for a device or an op without a fit.
-    """
+    """Op times in microseconds of a shipped device with fits, from its YAML and ``.npz``. Inputs
+    are arrays of equal length, or numbers; ``heads`` are one rank's (query heads, KV heads, numbers
+    a head). Raises SpecError for a device or an op without a fit."""
 
     def __init__(self, device: str) -> None:
         self.spec: DeviceSpec = load_device(device)
@@ -211,11 +207,9 @@ class DeviceModel:
 
 
 class DeviceTimes(DeviceModel):
-    """Op times of one ``tp`` rank of ``model`` on a calibrated device: :class:`ShardTimes`.
-
-    Raises SpecError for a device without fits or latent attention, ValueError for a tp that does
-    not fit the model or the node.
-    """
+    """Op times of one ``tp`` rank of ``model`` on a calibrated device: :class:`ShardTimes`. Raises
+    SpecError for a device without fits or latent attention, ValueError for a tp that does not fit
+    the model or the node."""
 
     longest_context = _DEVICE_CONTEXT
     batches = np.empty(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..facts.device import product_folder
-from ..planning.journal import ProfileError, Timing
+from ..planning.grid import ProfileError, Timing
 from .timing import Timer, guarded
 
 Facts = dict[str, str | int | float]
@@ -22,9 +22,7 @@ def open_device(
     device: str, dtype: str, threads: int, weights: str = "dtype"
 ) -> tuple[torch.device, torch.dtype]:
     """The torch device and dtype, ready to use; on a CPU torch is set to ``threads`` threads.
-
-    Raises ProfileError for a device that is not there and a dtype it has no fast kernels for.
-    """
+    Raises ProfileError for a device that is not there and a dtype it has no fast kernels for."""
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ProfileError(
@@ -70,7 +68,7 @@ def memory_bytes(device: str) -> tuple[int, int]:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(total), int(free)
-    from ..storage.memory import (
+    from ..storage.child import (
         host_memory,  # psutil, which a GPU node does not need
     )
 
@@ -121,10 +119,8 @@ _COPIES = {"cpu": 1, "cuda": 40}
 
 
 def copy_bandwidth(device: torch.device, timer: Timer, free_bytes: float) -> float:
-    """Bytes read and written per second by the fastest of some large copies.
-
-    Raises ProfileError if one fails.
-    """
+    """Bytes read and written per second by the fastest of some large copies. Raises ProfileError if
+    one fails."""
     size = int(min(512 * 2**20, free_bytes / 8))
 
     def copy() -> Timing:

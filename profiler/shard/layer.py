@@ -27,8 +27,7 @@ from ..facts.ops import (
     OTHERS,
     PREFILL,
 )
-from .attention import KVCache
-from .rows import Chunk, Decodes, Routing, Rows
+from .attention import Chunk, Decodes, KVCache, Routing, Rows
 
 _EPSILON = 1e-5
 
@@ -43,9 +42,8 @@ def normed(x: Tensor, gain: Tensor | None = None, shift: Tensor | None = None) -
 @dataclass(frozen=True)
 class Weights:
     """One layer's: a matrix (n, k) and maybe a bias (n,) per GEMM; two norms' gains, and a shift.
-
-    ``experts`` of a mixture are the matrices (experts, n, k) of gate and up (or up), and of down.
-    """
+    ``experts`` of a mixture are the matrices (experts, n, k) of gate and up (or up), and of
+    down."""
 
     matrix: dict[str, Tensor]
     bias: dict[str, Tensor | None]
@@ -70,11 +68,8 @@ class Ends:
 @dataclass(frozen=True)
 class RandomWeights:
     """The weights of ``model`` on rank ``rank`` of ``tp``; with None as many numbers as a rank has,
-    of no whole matrix.
-
-    ``fp8``: the layers' matrices are float8_e4m3fn. Only with None there are mixtures, whose
-    experts are one set for all layers, as they are larger than any cache.
-    """
+    of no whole matrix. ``fp8``: the layers' matrices are float8_e4m3fn. Only with None there are
+    mixtures, whose experts are one set for all layers, as they are larger than any cache."""
 
     model: ModelSpec
     tp: int
@@ -92,10 +87,8 @@ class RandomWeights:
         return drawn.mul_(scale).to(self.dtype)
 
     def layer(self, index: int) -> Weights:
-        """One decoder layer.
-
-        The bias of a row-parallel GEMM is added once, hence kept by rank 0 alone.
-        """
+        """One decoder layer. The bias of a row-parallel GEMM is added once, hence kept by rank 0
+        alone."""
         model = self.model
         shapes = model.gemms(self.tp if self.rank is None else 1)
         matrix, bias = {}, {}
@@ -136,7 +129,6 @@ class RandomWeights:
 
     @cached_property
     def _experts(self) -> tuple[Tensor, Tensor] | None:
-        """A rank's part of every expert."""
         model, mix = self.model, self.model.experts
         if mix is None:
             return None
@@ -233,10 +225,8 @@ class ShardLayer:
         do: Do = at_once,
     ) -> Tensor:
         """Activations (tokens, hidden) after the layers; where there are ``outputs`` logits
-        (outputs, columns).
-
-        ``x`` comes from the stage before; without it the tokens are embedded.
-        """
+        (outputs, columns). ``x`` comes from the stage before; without it the tokens are
+        embedded."""
         if x is None:
             x = do(EMBEDDING, self.embed, ends, rows.tokens, rows.positions)
         for layer in layers:
@@ -281,7 +271,6 @@ class ShardLayer:
     def _attend(
         self, layer: LayerState, new: tuple[Tensor, ...], rows: Rows, do: Do
     ) -> list[Tensor]:
-        """Attention of the chunks, then of the decodes."""
         first, parts = sum(chunk.tokens for chunk in rows.chunks), []
         if rows.decodes is not None:  # before the chunks, which may share a block that this fills
             last = (part[first:] for part in new)

@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from ..planning.journal import ProfileError
+from ..planning.grid import ProfileError
 from ..storage.child import how_it_ended, inbox, start_child
 
 _SCRATCH = "sarathi-sim-ranks-"
@@ -27,10 +27,8 @@ LOST_A_PEER = 4
 
 class RankProcesses:
     """``python -m module PARENT *arguments --rank R`` for every rank; use as a context manager.
-
-    ``arguments(folder)`` may name files in a scratch folder that all ranks share. What a rank
-    sends :meth:`entry` returns. Whatever happens, no process is left behind.
-    """
+    ``arguments(folder)`` may name files in a scratch folder that all ranks share. What a rank sends
+    :meth:`entry` returns. Whatever happens, no process is left behind."""
 
     def __init__(
         self,
@@ -84,11 +82,9 @@ class RankProcesses:
             raise ProfileError(f"rank 0 is gone; {self._complaint()}") from None
 
     def entry(self, what: str, timeout_s: float, rank: int = 0) -> dict[str, Any] | None:
-        """The rank's next message; None once it has ended well.
-
-        Raises ProfileError where a rank fails, or where nothing comes for ``timeout_s``; the
-        message says that ``what`` is at fault.
-        """
+        """The rank's next message; None once it has ended well. Raises ProfileError where a rank
+        fails, or where nothing comes for ``timeout_s``; the message says that ``what`` is at
+        fault."""
         channel, since = self._channels[rank], time.monotonic()
         while not channel.poll(0.1):
             self.check()

@@ -8,7 +8,6 @@ import contextlib
 import gc
 import math
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +19,7 @@ from typing import Any
 
 import torch
 
-from ..planning.journal import Timing, relative_iqr
-from ..planning.settings import FlushMode
+from ..planning.grid import FlushMode, Timing, relative_iqr
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h); idle and set clocks slow nothing down.
 _REASONS = {
@@ -47,10 +45,8 @@ class GpuState:
 
 
 class Sampler:
-    """Asks NVML about the GPU in a thread, from :meth:`__enter__` to :meth:`__exit__`.
-
-    Where NVML is missing, or tells something not, states are empty.
-    """
+    """Asks NVML about the GPU in a thread, from :meth:`__enter__` to :meth:`__exit__`. Where NVML
+    is missing, or tells something not, states are empty."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, dict[str, float]]] = []
@@ -173,10 +169,8 @@ def _handle(nvml: Any) -> Any:
 
 def guarded(measure: Callable[[], Timing], device: torch.device) -> Timing:
     """The result of ``measure``, or a Timing without a time, with the reason for its failure.
-
     ``lost`` is set where the GPU answers nothing after it: an illegal access or a failed assertion
-    ends a process's CUDA context for good.
-    """
+    ends a process's CUDA context for good."""
     try:
         return measure()
     except Exception as error:  # memory, a library, a kernel that refuses: one point, not a profile
@@ -285,13 +279,17 @@ class Timer:
             while not self._enough(samples, time.perf_counter() - began):
                 samples.append(self._sample(call, count))
                 count += 1
-        seconds = time.perf_counter() - began
-        median = max(statistics.median(samples), 1e-9)
-        spread = round(relative_iqr(samples), 5)
-        timing = Timing(median * 1e6, spread, len(samples), self._preempted, seconds)
-        if self._sampler is None:
+        return self._timing(samples, time.perf_counter() - began, began, self._preempted)
+
+    def _timing(
+        self, samples: list[float], seconds: float, from_s: float | None = None, preempted: int = 0
+    ) -> Timing:
+        """With the GPU's state since ``from_s``."""
+        time_us, spread = max(median(samples), 1e-9) * 1e6, round(relative_iqr(samples), 5)
+        timing = Timing(time_us, spread, len(samples), preempted, seconds)
+        if self._sampler is None or from_s is None:
             return timing
-        return replace(timing, **asdict(self._sampler.since(began)))
+        return replace(timing, **asdict(self._sampler.since(from_s)))
 
     def _warm_up(self, call: Callable[[int], object]) -> int:
         """Call until two calls in a row take the same time within a tenth; returns how many."""
@@ -341,10 +339,8 @@ class Timer:
         self, call: Callable[[int], object], seconds: float, counted_s: float = math.inf
     ) -> Timing:
         """A GPU's time of one call of many in a row, over the last ``counted_s`` of ``seconds``.
-
         Calls are enqueued in runs that double until they take a twentieth of a second; a sample is
-        a run's time over its calls.
-        """
+        a run's time over its calls."""
         began = time.perf_counter()
         runs: list[tuple[float, int, float]] = []
         count, calls = 1, 0
@@ -363,13 +359,7 @@ class Timer:
         ended = time.perf_counter()
         from_s = min(max(began, ended - counted_s), runs[-1][0])
         samples = [one for at, calls, one in runs if at >= from_s and 2 * calls >= runs[-1][1]]
-        spread = round(relative_iqr(samples), 5)
-        timing = Timing(
-            statistics.median(samples) * 1e6, spread, len(samples), seconds=ended - began
-        )
-        if self._sampler is None:
-            return timing
-        return replace(timing, **asdict(self._sampler.since(from_s)))
+        return self._timing(samples, ended - began, from_s)
 
     def launch(self, call: Callable[[int], object]) -> Timing:
         """The host's time to enqueue a call on a GPU, of some in a row, the first on an idle one:
@@ -386,8 +376,7 @@ class Timer:
                 if number >= self.repeats:
                     samples.append((time.perf_counter() - start) / _IN_A_ROW)
             torch.cuda.synchronize(self.device)
-        spread, seconds = round(relative_iqr(samples), 5), time.perf_counter() - began
-        return Timing(median(samples) * 1e6, spread, len(samples), seconds=seconds)
+        return self._timing(samples, time.perf_counter() - began)
 
     def event_floor(self) -> Timing:
         """The time between two events without work: every GPU time includes it."""
@@ -395,9 +384,7 @@ class Timer:
 
     def _cpu_sample(self, call: Callable[[int], object], index: int) -> float:
         """The wall-clock time; the thread's CPU time if another process had the core meanwhile.
-
-        With several threads it is always the wall-clock time, because they wait for each other.
-        """
+        With several threads it is always the wall-clock time, because they wait for each other."""
         cpu, began = time.thread_time(), time.perf_counter()
         call(index)
         wall, busy = time.perf_counter() - began, time.thread_time() - cpu

@@ -1,15 +1,16 @@
-"""Processes of ours: each ends with its parent, and has a channel of its own to it; and the reports
-of progress.
+"""Processes of ours: each ends with its parent, and has a channel of its own to it; the reports of
+progress; their threads, and the memory of this machine.
 
 In the common executors (joblib, loky, ``concurrent.futures``) all workers answer through one pipe,
 and the executor keeps its writing end open. If a worker is killed while it answers, the reader
 waits for ever. Here only the child holds the other end, so its end closes the channel at any time.
 
-``python -m sarathi_sim.profiler.storage.child PARENT MODULE...`` is a :class:`Worker`'s process.
+``python -m sarathi_sim.profiler.storage.child PARENT MODULE...`` is a :class:`Worker`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -20,8 +21,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from math import inf
@@ -30,9 +31,49 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, TypeVar
 
+import psutil
+
 from .files import PACKAGE
 from .strict import UserError
-from .threads import default_to_one_thread
+
+_OPENMP = "OMP_NUM_THREADS"
+_BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def default_to_one_thread(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Give this process and its children one thread per library of linear algebra and fits.
+
+    All matrices are small. If another program keeps a processor busy, each call would wait
+    milliseconds for its second thread (docs/lab/performance.md).
+
+    ``environment`` is that of a process to be started instead. The user's own variables have
+    priority, and ``OMP_NUM_THREADS`` holds for every library. A library reads them when it is
+    imported; the limit is also set on libraries that are imported already.
+    """
+    if environment is os.environ and "numpy" in sys.modules:
+        _limit(environment)
+    if _OPENMP not in environment:
+        for variable in (_OPENMP, *_BLAS):
+            environment.setdefault(variable, "1")
+
+
+def one_thread() -> AbstractContextManager[Any]:
+    """As :func:`default_to_one_thread`, within this context, for a foreign process."""
+    return _limit(os.environ)
+
+
+def _limit(environment: Mapping[str, str]) -> AbstractContextManager[Any]:
+    """Limit the imported libraries until the returned context ends."""
+    if _OPENMP in environment:
+        return nullcontext()
+    from threadpoolctl import threadpool_limits
+
+    kept = any(variable in environment for variable in _BLAS)
+    limited: AbstractContextManager[Any] = threadpool_limits(
+        {"openmp": 1} if kept else {"openmp": 1, "blas": 1}
+    )
+    return limited
+
 
 _SOURCE = PACKAGE if (PACKAGE / "sarathi_sim").is_dir() else PACKAGE.parent  # a checkout, a wheel
 
@@ -71,11 +112,8 @@ def start_child(
     start_new_session: bool = False,
 ) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start ``python -m module PARENT *arguments``, which calls :func:`channel_to_parent` or
-    :func:`end_with`; the process and a channel. ``environment`` has further variables.
-
-    Only the child holds the other end, so its end closes the channel at any time.
-    Raises OSError.
-    """
+    :func:`end_with`; the process and a channel. ``environment`` has further variables. Only the
+    child holds the other end, so its end closes the channel at any time. Raises OSError."""
     path = os.pathsep.join(filter(None, (str(_SOURCE), os.environ.get("PYTHONPATH"))))
     variables = dict(os.environ, **environment, PYTHONPATH=path)
     default_to_one_thread(variables)
@@ -96,9 +134,7 @@ def start_child(
 @contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
     """Have processes started here never see Ctrl-C, which reaches all that belong to a terminal.
-
-    The parent handles it. A blocked signal is inherited, from the start of the child.
-    """
+    The parent handles it. A blocked signal is inherited, from the start of the child."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -129,11 +165,9 @@ def channel_to_parent() -> Connection:
 
 
 def inbox(channel: Connection, scratch: Path | None = None) -> SimpleQueue[Any]:
-    """The parent's messages, received by a thread while this process works.
-
-    The thread also is the watch on the parent: this process ends when the channel does, or when
-    what was sent cannot be read. First it removes the folder ``scratch``.
-    """
+    """The parent's messages, received by a thread while this process works. The thread also is the
+    watch on the parent: this process ends when the channel does, or when what was sent cannot be
+    read. First it removes the folder ``scratch``."""
     sent: SimpleQueue[Any] = SimpleQueue()
 
     def take_in() -> None:
@@ -314,11 +348,9 @@ def mapped(
     workers: int,
     progress: Callable[[int], object] = lambda done: None,
 ) -> list[T]:
-    """``function(item)`` of every item, in order, on ``workers`` processes.
-
-    ``progress`` is called with the number of finished calls. Raises what the function raises,
-    and UserError where a process dies.
-    """
+    """``function(item)`` of every item, in order, on ``workers`` processes. ``progress`` is called
+    with the number of finished calls. Raises what the function raises, and UserError where a
+    process dies."""
     found: dict[int, T] = {}
     with closing(Workers(workers)) as pool:
         for kind, (place, _), value in pool.calls(partial(_of_pair, function), enumerate(items)):
@@ -335,3 +367,62 @@ def _of_pair(function: Callable[[Any], T], pair: tuple[int, Any], told: Told) ->
 
 if __name__ == "__main__":
     main()
+
+
+GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def host_memory() -> tuple[int, int]:
+    """(total, free) bytes that this process may have without swapping. These are the machine's
+    (free: ``MemAvailable``), or less if a control group or ``ulimit -v`` allows less."""
+    machine = psutil.virtual_memory()
+    total, free = machine.total, machine.available
+    for limit, used in _limits():
+        total, free = min(total, limit), min(free, max(0, limit - used))
+    return total, free
+
+
+def available_bytes() -> int:
+    """Bytes that this process may still allocate without swapping."""
+    return host_memory()[1]
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes for a message: ``12.3 GB``, or ``12 MB`` below a gigabyte."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Each limit on this process, and the used part of it: ulimit's, and those of its control
+    groups (versions 1 and 2) and of all groups above."""
+    if hasattr(psutil, "RLIMIT_AS"):  # Linux only
+        process = psutil.Process()
+        soft = process.rlimit(psutil.RLIMIT_AS)[0]
+        if soft != psutil.RLIM_INFINITY:
+            yield soft, process.memory_info().vms
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = MEMBERSHIP.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root, limit, usage, cache = GROUPS, "memory.max", "memory.current", "inactive_file"
+        if controllers:
+            root, limit, usage = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):  # within a container its own group is the root
+            with contextlib.suppress(OSError, ValueError):  # "max": no limit
+                most = int((folder / limit).read_text())
+                taken = int((folder / usage).read_text()) - _field(folder / "memory.stat", cache)
+                yield most, max(0, taken)
+            if folder == root:
+                break
+
+
+def _field(path: Path, name: str) -> int:
+    """A number of a ``name value`` file; 0 without. File cache counts as used, but can be
+    dropped."""
+    rows = (line.split() for line in path.read_text().splitlines())
+    return next((int(row[1]) for row in rows if row[0] == name), 0)

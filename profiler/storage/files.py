@@ -32,10 +32,8 @@ PACKAGE = Path(__file__).absolute().parents[2]
 
 @lru_cache(maxsize=1)
 def data_dir() -> Path:
-    """The folder that holds ``models/``, ``devices/`` and ``profiles/``.
-
-    Raises FileNotFoundError where it is not there.
-    """
+    """The folder that holds ``models/``, ``devices/`` and ``profiles/``. Raises FileNotFoundError
+    where it is not there."""
     folder = (PACKAGE / "data").resolve()
     if not (folder / "models").is_dir():
         raise FileNotFoundError(f"shipped data not found: {folder} has no models/ folder")
@@ -47,10 +45,8 @@ WHERE = "data/README.md says where the measurements come from"
 
 
 def user_path(text: str | Path) -> Path:
-    """The path ``text`` with a leading ``~`` or ``~user`` replaced by the home folder.
-
-    Raises SpecError where there is no such user.
-    """
+    """The path ``text`` with a leading ``~`` or ``~user`` replaced by the home folder. Raises
+    SpecError where there is no such user."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -61,9 +57,7 @@ def user_path(text: str | Path) -> Path:
 
 def public_datasets(flag: Path | None = None) -> Path:
     """The folder of public measurements: ``flag``, else the environment's SARATHI_SIM_DATASETS.
-
-    Raises FileNotFoundError where neither is given, or where the folder is not there.
-    """
+    Raises FileNotFoundError where neither is given, or where the folder is not there."""
     named = flag if flag is not None else os.environ.get(DATASETS_VARIABLE)
     if not named:
         raise FileNotFoundError(
@@ -115,9 +109,7 @@ def regular(file: Path) -> Path:
 
 def open_file(file: Path) -> BufferedReader:
     """A file that the user names, opened to read. It never waits for another program to write.
-
-    Raises SpecError where it is missing, may not be read, or is a folder, a device or a pipe.
-    """
+    Raises SpecError where it is missing, may not be read, or is a folder, a device or a pipe."""
     name = str(file) if str(file).isprintable() else ascii(str(file))
     try:
         found = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -154,10 +146,8 @@ def read_bounded(path: Path, most: int = LARGEST_FILE) -> bytes:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Replace ``file`` by one with this content (text as UTF-8), or leave it as it was.
-
-    Raises OSError where that cannot be done.
-    """
+    """Replace ``file`` by one with this content (text as UTF-8), or leave it as it was. Raises
+    OSError where that cannot be done."""
     scratch = partial(file)
     try:
         scratch.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -168,10 +158,8 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Make a folder and all folders above it; returns the new ones, the lowest first.
-
-    Raises OSError where that cannot be done; none of them is left then.
-    """
+    """Make a folder and all folders above it; returns the new ones, the lowest first. Raises
+    OSError where that cannot be done; none of them is left then."""
     missing = []
     for each in (folder, *folder.parents):
         if each.exists():
@@ -207,10 +195,8 @@ def flush_folder(folder: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Exchange the names of two folders side by side, in one step if the system can.
-
-    Elsewhere ``second`` is missing for a moment; see :func:`restore`. Raises OSError.
-    """
+    """Exchange the names of two folders side by side, in one step if the system can. Elsewhere
+    ``second`` is missing for a moment; see :func:`restore`. Raises OSError."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):  # not Linux, or an old one
@@ -236,10 +222,8 @@ def _three_renames(first: Path, second: Path) -> None:
 
 
 def restore(target: Path) -> None:
-    """Put back the folder of ``target`` after a process was killed during an exchange.
-
-    If the new folder is already in place, the earlier one gets an unused name.
-    """
+    """Put back the folder of ``target`` after a process was killed during an exchange. If the new
+    folder is already in place, the earlier one gets an unused name."""
     aside = _aside(target)
     if aside.is_dir() and not os.path.lexists(target):
         aside.replace(target)

@@ -19,10 +19,8 @@ class FolderBusyError(Exception):
 
 class FolderLock:
     """Holds ``folder`` for this process, by a lock on the file ``lock`` in it; makes the folder.
-
     The system drops the lock with the process, however that ends. Raises FolderBusyError;
-    FileExistsError if ``lock`` is a foreign file.
-    """
+    FileExistsError if ``lock`` is a foreign file."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
@@ -77,9 +75,7 @@ class FolderLock:
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Hold a folder of this process's own, so that :func:`is_held` tells others; it leaves no file.
-
-    Nothing is held on a file system that has no locks.
-    """
+    Nothing is held on a file system that has no locks."""
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)

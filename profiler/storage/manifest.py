@@ -47,11 +47,9 @@ class Digest(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a folder of ours: digests by name, with ``/`` below sub-folders.
-
-    ``kind`` is the kind of folder. While a file is being replaced, ``earlier`` has the digest of
-    the old one, which may still be there.
-    """
+    """The files of a folder of ours: digests by name, with ``/`` below sub-folders. ``kind`` is the
+    kind of folder. While a file is being replaced, ``earlier`` has the digest of the old one, which
+    may still be there."""
 
     kind: str
     files: Mapping[str, Digest] = field(default_factory=dict)
@@ -72,11 +70,9 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Differences:
-    """The differences between a folder and its manifest; names are relative to it.
-
-    ``changed`` are files with another content, ``missing`` absent files, ``foreign``
-    is everything that the manifest does not name (up to a thousand of each).
-    """
+    """The differences between a folder and its manifest; names are relative to it. ``changed`` are
+    files with another content, ``missing`` absent files, ``foreign`` is everything that the
+    manifest does not name (up to a thousand of each)."""
 
     changed: list[str]
     foreign: list[str]
@@ -106,9 +102,7 @@ def file_digest(file: Path) -> Digest:
 
 def write_manifest(folder: Path, kind: str) -> None:
     """Name everything that ``folder`` holds in its manifest, which is not flushed. Raises OSError.
-
-    Only for a folder that no other process uses yet.
-    """
+    Only for a folder that no other process uses yet."""
     files = {name: file_digest(folder / name) for name in _entries(folder) if name != MANIFEST}
     (folder / MANIFEST).write_bytes(Manifest(kind, files).dump())
 
@@ -143,11 +137,9 @@ def _digests(tree: dict[str, dict[str, object]]) -> dict[str, Digest]:
 def differences(
     folder: Path, manifest: Manifest, ignored: Callable[[str], object] = lambda name: False
 ) -> Differences:
-    """Compare all of ``folder`` with its manifest, recursively, links not followed.
-
-    Names for which ``ignored`` is true are skipped (a file's, a folder's, or that of an empty
-    folder with ``/`` behind it). Raises OSError if the folder cannot be read.
-    """
+    """Compare all of ``folder`` with its manifest, recursively, links not followed. Names for which
+    ``ignored`` is true are skipped (a file's, a folder's, or that of an empty folder with ``/``
+    behind it). Raises OSError if the folder cannot be read."""
     known = {*manifest.files, *manifest.earlier}
     folders = {str(above) for name in known for above in PurePosixPath(name).parents}
     changed: list[str] = []
@@ -173,11 +165,9 @@ def _entries(
     ours: Collection[str] | None = None,
     ignored: Callable[[str], object] = lambda name: False,
 ) -> Iterator[str]:
-    """Names of all files below, and of folders with none in them that are not ``ours``.
-
-    ``ours`` None is all folders. A loop rather than a recursion: the user's folders may be nested
-    without bound.
-    """
+    """Names of all files below, and of folders with none in them that are not ``ours``. ``ours``
+    None is all folders. A loop rather than a recursion: the user's folders may be nested without
+    bound."""
     waiting = [""]
     while waiting:
         here = waiting.pop()
@@ -215,11 +205,9 @@ def listed(names: list[str]) -> str:
 
 
 def check_ours(folder: Path, *kinds: str) -> None:
-    """Check that replacing ``folder`` loses only files that we wrote.
-
-    It may also be missing or empty. Raises NotOursError where it is of none of these kinds, or
-    holds a file that is foreign or changed, with their names; OSError.
-    """
+    """Check that replacing ``folder`` loses only files that we wrote. It may also be missing or
+    empty. Raises NotOursError where it is of none of these kinds, or holds a file that is foreign
+    or changed, with their names; OSError."""
     if not os.path.lexists(folder):
         return
     if folder.is_symlink() or not folder.is_dir():
@@ -307,10 +295,8 @@ def check_files(folder: Path, *names: str) -> None:
 
 def replace_files(folder: Path, kind: str, contents: Mapping[str, bytes]) -> None:
     """Write files directly in a folder that holds foreign files too, and name them in its manifest.
-
     Each is whole or as it was, and killed at any moment they are known as ours. Raises NotOursError
-    where one of them is there and is not ours.
-    """
+    where one of them is there and is not ours."""
     check_files(folder, *contents)
     before = read_manifest(folder) or Manifest(kind)
     new = {name: digest(content) for name, content in contents.items()}

@@ -16,11 +16,9 @@ PAGE = "docs/limits.md"
 
 @dataclass(frozen=True)
 class Limit:
-    """Something that is not modelled: ``what``, and what to do ``instead``.
-
-    ``names`` are patterns (``*`` is anything) of the keys, values, models, GPUs and formats that
-    ask for it: in small letters, words joined by ``-``, a model without its owner.
-    """
+    """Something that is not modelled: ``what``, and what to do ``instead``. ``names`` are patterns
+    (``*`` is anything) of the keys, values, models, GPUs and formats that ask for it: in small
+    letters, words joined by ``-``, a model without its owner."""
 
     what: str
     instead: str
@@ -294,9 +292,7 @@ def called_here(name: str) -> str:
 
 def not_modelled(name: str, *kinds: Kind) -> str:
     """``not modelled: what; what to do`` where a name asks for one of :data:`LIMITS`, else empty.
-
-    ``kinds`` are the possible kinds of the name (none: a feature or a format).
-    """
+    ``kinds`` are the possible kinds of the name (none: a feature or a format)."""
     plain = _plain(name)
     for kind in kinds or ("feature", "format"):
         for limit in LIMITS[kind]:

@@ -38,8 +38,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Refused(ValueError):
-    """The mistake in words, beginning with its line."""
-
     def __init__(self, event: Any, problem: str) -> None:
         super().__init__(f"line {event.start_mark.line + 1}: {problem}")
 
@@ -59,10 +57,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value in a piece of YAML: dict, list, str, int, float, bool or None.
-
-    Raises SpecError, one line that names ``where``, the line in it, and what is allowed.
-    """
+    """The value in a piece of YAML: dict, list, str, int, float, bool or None. Raises SpecError,
+    one line that names ``where``, the line in it, and what is allowed."""
     odd = Reader.NON_PRINTABLE.search(text)
     if odd is not None:
         line = text.count("\n", 0, odd.start()) + 1
@@ -112,7 +108,6 @@ def _document(events: Iterator[Any]) -> Any:
 
 
 def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
-    """The value that begins with ``event``."""
     if isinstance(event, yaml.AliasEvent):  # also what makes "billion laughs" files
         raise _Refused(event, "aliases (*name) are not allowed")
     if event.tag is not None:

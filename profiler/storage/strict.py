@@ -43,10 +43,8 @@ def strict_dataclass(cls: type[T]) -> type[T]:
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct; the message says where, what, and what is allowed.
-
-    The command line prints it and exits with code 2.
-    """
+    """A mistake that the user can correct; the message says where, what, and what is allowed. The
+    command line prints it and exits with code 2."""
 
 
 class SpecError(UserError):
@@ -73,10 +71,8 @@ def did_you_mean(name: str, allowed: Iterable[str], *kinds: Kind) -> str:
 
 
 def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
-    """An instance of the dataclass ``cls`` from ``fields``, strictly.
-
-    Raises SpecError with a line per mistake (:func:`mistakes`) that begins with ``where``.
-    """
+    """An instance of the dataclass ``cls`` from ``fields``, strictly. Raises SpecError with a line
+    per mistake (:func:`mistakes`) that begins with ``where``."""
     try:
         # Through JSON, because strict validation of Python objects refuses a mapping for a nested
         # dataclass.
@@ -120,11 +116,9 @@ def mistakes(
     origin: Callable[[KeyPath], str],
     also: tuple[str, ...] = (),
 ) -> list[str]:
-    """``FILE: key.path: value VALUE: what is allowed``, one line each.
-
-    ``origin`` turns a key path into the part before the value; ``also`` are keys that the file
-    may have at the top level beside the keys of ``model``.
-    """
+    """``FILE: key.path: value VALUE: what is allowed``, one line each. ``origin`` turns a key path
+    into the part before the value; ``also`` are keys that the file may have at the top level beside
+    the keys of ``model``."""
     lines = []
     found = error.errors(include_url=False)
     for item in found[:MOST]:
@@ -198,7 +192,6 @@ def _line(
 
 
 def _none_of(value: object, options: list[str]) -> str:
-    """The message for a value that is none of the options."""
     return f"value {show(value)}: one of {', '.join(options)}{did_you_mean(str(value), options)}"
 
 
@@ -273,14 +266,12 @@ def _models_in(model: type[Any], field: str) -> list[type[Any]]:
 
 
 def _has_keys(kind: Any) -> bool:
-    """Whether this is a model or a dataclass."""
     return isinstance(kind, type) and (
         issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)
     )
 
 
 def _fields(model: type[Any]) -> dict[str, Any]:
-    """The keys of a model or a dataclass, and their types."""
     if issubclass(model, BaseModel):
         return {name: field.annotation for name, field in model.model_fields.items()}
     types = get_type_hints(model)

@@ -93,11 +93,9 @@ def _octaves_away(measured: Floats, points: Floats) -> Floats:
 
 
 def _left_out(table: OpTable) -> tuple[Folds, Floats]:
-    """Points to leave out in turn, and each point's weight.
-
-    Over one size: every fifth point, so that no two neighbours are left out together, weighted by
-    the octaves around it, because a profile is dense where times are rough, and its uses are not.
-    """
+    """Points to leave out in turn, and each point's weight. Over one size: every fifth point, so
+    that no two neighbours are left out together, weighted by the octaves around it, because a
+    profile is dense where times are rough, and its uses are not."""
     count = len(table.points)
     if table.points.shape[1] > 1 or count < 3:
         return between(table), np.ones(count)
@@ -138,10 +136,8 @@ def fit_band(table: OpTable) -> Band:
 
 
 def scored(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Bools, Rows]:
-    """Log errors of all scored rows, whether the band covers them, and the rows' indices.
-
-    The band, too, is fitted to a fold's fitted rows alone.
-    """
+    """Log errors of all scored rows, whether the band covers them, and the rows' indices. The band,
+    too, is fitted to a fold's fitted rows alone."""
     off, rows = residuals(table, folds, fit)
     widths = [np.empty(0)]
     for fitted, out in folds:

@@ -8,8 +8,8 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.ops import op_of
 from ..loop.records import Floats
-from ..op_times.breakdown import OpUse, distinct_sizes
 from ..op_times.regression import coordinates
+from ..views.explain import OpUse, distinct_sizes
 from .held_out import OpTable
 
 SLACK = 1e-9
@@ -38,20 +38,16 @@ class MeasuredRegion:
         return np.asarray(beyond)
 
     def times_beyond(self, wanted: Floats) -> Floats:
-        """The largest ratio to the measured points: in a size, in the sum or product of both.
-
-        It is 1 if no size is larger, also for sizes below or beside the points.
-        """
+        """The largest ratio to the measured points: in a size, in the sum or product of both. It is
+        1 if no size is larger, also for sizes below or beside the points."""
         over = (_extents(wanted) / np.maximum(self._largest, 1)).max(axis=1)
         return np.asarray(np.where(self.outside(wanted), np.maximum(over, 1.0), 1.0))
 
 
 def _sides(points: Floats) -> Floats | None:
     """Outward unit normal and offset of each side of the points' convex hull, shape (sides, 3).
-
     None if all points are on one line: then their bounding box counts. This is Andrew's monotone
-    chain; scipy's hull gives the same, but takes a quarter of a second to import.
-    """
+    chain; scipy's hull gives the same, but takes a quarter of a second to import."""
     if np.linalg.matrix_rank(points - points[0]) < 2:
         return None
     ordered = np.unique(points, axis=0).tolist()
@@ -147,10 +143,8 @@ def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) ->
 
 
 def _proposed(points: Floats, weight: Floats, low: Floats) -> tuple[tuple[int, ...], ...]:
-    """Points to profile: the far ends of the octaves with most of the time outside.
-
-    The far end is the largest size, or the smallest in octaves below the measured sizes.
-    """
+    """Points to profile: the far ends of the octaves with most of the time outside. The far end is
+    the largest size, or the smallest in octaves below the measured sizes."""
     octave = np.floor(np.log2(np.maximum(points, 1)))
     cells, which = np.unique(octave, axis=0, return_inverse=True)
     which = which.ravel()

@@ -62,9 +62,7 @@ _SURFACES = {"prefill": prefill_surface, "decode": decode_surface}
 @dataclass(frozen=True)
 class OpTable:
     """One op of a bundle: points, shape (n, sizes), times in seconds, and its regression ``fit``.
-
-    ``far`` is the regression used beyond the range, if it differs.
-    """
+    ``far`` is the regression used beyond the range, if it differs."""
 
     op: str
     points: Floats
@@ -116,10 +114,8 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
 
 def modelled_tables(ops: OpTimes) -> list[OpTable]:
     """Tables of modelled op times, which are not fitted: the corners of their supported sizes.
-
     These are the tokens, sequences and bytes of batches, and contexts up to the longest that was
-    measured.
-    """
+    measured."""
     longest = float(ops.longest_context)
     chunks = np.array([(c, k) for c in (1.0, longest) for k in (0.0, longest)])
     decodes = np.array([(b, k) for b in (1.0, _MOST_SEQUENCES) for k in (1.0, longest)])
@@ -174,10 +170,8 @@ def residuals(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Rows]:
 
 
 def unseen_shape(table: OpTable, tables: list[OpTable]) -> Floats:
-    """``log(predicted / measured)`` of a GEMM, from the bundle's GEMMs of other shapes.
-
-    Empty for an op that is no GEMM, or without another shape.
-    """
+    """``log(predicted / measured)`` of a GEMM, from the bundle's GEMMs of other shapes. Empty for
+    an op that is no GEMM, or without another shape."""
     others = {
         t.op: (t.shape, t.points[:, 0], t.time_s)
         for t in tables

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -54,11 +55,9 @@ an assumed one beyond."""
 
 @dataclass(frozen=True)
 class OpError:
-    """One op's errors: standard deviations on the logarithm of its time.
-
-    ``common`` and ``local`` come from the device model behind the op (0 if it was measured),
-    ``band`` from the regression, by place. ``slow`` is common, too, and only makes times shorter.
-    """
+    """One op's errors: standard deviations on the logarithm of its time. ``common`` and ``local``
+    come from the device model behind the op (0 if it was measured), ``band`` from the regression,
+    by place. ``slow`` is common, too, and only makes times shorter."""
 
     table: OpTable
     band: Band
@@ -86,6 +85,7 @@ class LayerError:
         return np.full(len(points), self.local)
 
 
+@lru_cache(maxsize=8)
 def layer_error(ops: OpTimes) -> LayerError:
     """From the held-out errors of the bundle's whole layers, which it must have."""
     bundle = ops.bundle
@@ -98,6 +98,7 @@ def layer_error(ops: OpTimes) -> LayerError:
     return LayerError(covering_width(misses, UNKNOWN) / NORMAL_90)
 
 
+@lru_cache(maxsize=8)
 def op_errors(ops: OpTimes) -> dict[str, OpError]:
     """The errors of every op, by name (``send_recv_<scope>`` for transfers)."""
     bundle, meta = ops.bundle, ops.meta
@@ -149,11 +150,9 @@ def _split(sigma: float) -> tuple[float, float]:
 
 
 def standard_normals(key: str, samples: int) -> Floats:
-    """Draws for ``key``, shape (1 + OCTAVES, samples): a common draw, and one per octave.
-
-    Samples come in pairs of opposite sign, so their mean is 0. The same key gives the same draws,
-    so errors that two runs share cancel in their ratio.
-    """
+    """Draws for ``key``, shape (1 + OCTAVES, samples): a common draw, and one per octave. Samples
+    come in pairs of opposite sign, so their mean is 0. The same key gives the same draws, so errors
+    that two runs share cancel in their ratio."""
     half = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(
         (1 + OCTAVES, samples // 2)
     )

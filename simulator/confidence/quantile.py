@@ -31,9 +31,7 @@ class Estimate(NamedTuple):
 
 def quantile(values: Sequence[float], share: float) -> Estimate:
     """The value that ``share`` of all replications lies below, from a sample of positive values.
-
-    For a single value, or for equal values, it is this value.
-    """
+    For a single value, or for equal values, it is this value."""
     count, logs = len(values), np.log(values)
     mean = float(logs.mean())
     deviation = float(logs.std(ddof=1)) if count > 1 else 0.0

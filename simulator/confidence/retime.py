@@ -18,7 +18,7 @@ import numpy as np
 
 from ..loop.pipeline import Diagonal, stage_times
 from ..loop.records import Floats, Ints, Records, ReplicaLog
-from ..views.spans import Spans
+from ..views.ledger import Spans
 
 CHUNK = 256
 """Diagonals whose durations are prepared at a time: they fit into a CPU's cache."""
@@ -38,11 +38,8 @@ class Causes:
 
 
 def causes(log: ReplicaLog, spans: Spans, arrival_s: Floats) -> Causes:
-    """The events that every batch waited for, from the records.
-
-    ``arrival_s`` are the arrivals of ``spans.requests``. Batches return in launch order, so the
-    last awaited batch stands for all.
-    """
+    """The events that every batch waited for, from the records. ``arrival_s`` are the arrivals of
+    ``spans.requests``. Batches return in launch order, so the last awaited batch stands for all."""
     columns = log.iterations
     ready, back = columns["ready_s"], columns["finish_s"] + log.switches.turnaround_s
     after = np.full(len(ready), -1, np.int64)

@@ -9,18 +9,16 @@ import numpy as np
 
 from ..loop.pipeline import stage_times
 from ..loop.records import Floats, Ints, ReplicaLog
-from ..views.spans import Spans
+from ..views.ledger import Spans
 from .retime import Extra
 
 _PARTS = ("layer_s", "first_s", "last_s", "send_s")
 
 
 class Steps:
-    """The steps of one replica's ranks, at least one of which has served.
-
-    ``log`` has a row for each step, and takes of each part of an iteration the longest of its
-    ranks; ``spans`` are those of all ranks, by step.
-    """
+    """The steps of one replica's ranks, at least one of which has served. ``log`` has a row for
+    each step, and takes of each part of an iteration the longest of its ranks; ``spans`` are those
+    of all ranks, by step."""
 
     def __init__(self, logs: Sequence[ReplicaLog], all_spans: Sequence[Spans]) -> None:
         times = [np.hstack([t.start, t.finish]) for t in map(stage_times, logs)]
@@ -57,7 +55,7 @@ class Steps:
         self.log = replace(first, iterations=columns, stage_s=takes_s, spans=np.vstack(spans))
         self.spans = Spans(self.log)
 
-    def extra(self, of: Extra, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+    def extra(self, of: Extra, _: int, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """What each sample adds to the steps ``rows``, if it adds ``of(rank, rows)`` to the ranks'
         own times."""
         slower = self._of_steps(of, rows)

@@ -10,8 +10,8 @@ import numpy as np
 
 from sarathi_sim.profiler.facts.ops import OPS, PARTS
 from ..loop.records import Floats, Ints, Records
-from ..op_times.breakdown import OpUse, distinct_sizes
-from ..views.spans import Spans
+from ..views.explain import OpUse, distinct_sizes
+from ..views.ledger import Spans
 from .op_errors import (
     OCTAVES,
     LayerError,
@@ -34,11 +34,9 @@ WHOLE_LAYER = "whole_layer"
 
 
 class _Perturbed:
-    """The changes of the recorded times of one replica's iterations by op errors.
-
-    All sizes of an op in one octave share one relative error in each sample. Each (op, octave) is a
-    column of a table of times; its product with the table of errors gives the added times.
-    """
+    """The changes of the recorded times of one replica's iterations by op errors. All sizes of an
+    op in one octave share one relative error in each sample. Each (op, octave) is a column of a
+    table of times; its product with the table of errors gives the added times."""
 
     def __init__(self, uses: Mapping[str, OpUse], errors: Errors, key: str) -> None:
         self._ops: list[list[tuple[Floats, Ints]]] = [[] for _ in PARTS]
@@ -99,20 +97,12 @@ def _added(
     return perturbed[replica](rows)
 
 
-def _added_to_steps(
-    steps: Steps, extra: Extra, _: int, rows: Ints
-) -> tuple[Floats, Floats, Floats, Floats]:
-    return steps.extra(extra, rows)
-
-
 def op_time_samples(
     uses: Sequence[Mapping[str, OpUse]], errors: Errors, key: str, num_layers: int
 ) -> Floats:
     """The time of all ops in the iterations of these replicas, over the predicted one, under each
-    of :data:`SAMPLES` joint draws of the op errors. Transfers between stages are left out.
-
-    ``uses`` and ``key`` are those of :func:`makespan_samples`.
-    """
+    of :data:`SAMPLES` joint draws of the op errors. Transfers between stages are left out. ``uses``
+    and ``key`` are those of :func:`makespan_samples`."""
     times = {"layer": num_layers, "first": 1, "last": 1}
     added, total = np.zeros(SAMPLES), 0.0
     for used in uses:
@@ -132,7 +122,7 @@ def makespan_samples(
 ) -> Floats:
     """The makespan in seconds under each of :data:`SAMPLES` joint draws of the op errors.
 
-    ``uses`` are the replicas' :func:`~sarathi_sim.simulator.op_times.breakdown.breakdown` (those of
+    ``uses`` are the replicas' :func:`~sarathi_sim.simulator.views.explain.breakdown` (those of
     idle ones may be empty); ``key`` names the bundle. Runs on the same bundle get the same draws.
     Replicas do not wait for each other, so they are re-timed some at a time, which bounds the
     memory; the ranks of one do, so its steps are re-timed.
@@ -154,7 +144,7 @@ def makespan_samples(
                 continue
             steps = Steps(logs, its_spans)
             logs, its_spans = [steps.log], [steps.spans]
-            extra = partial(_added_to_steps, steps, extra)
+            extra = partial(steps.extra, extra)
         finish = retimed_finish(
             replace(records, replicas=logs),
             its_spans,

@@ -1,4 +1,4 @@
 """The load: requests, traces, and what fits into the memory. Imports ``loop`` for quanta.
 
-Read ``workload.py`` first: the lengths of requests and their arrivals.
+Read ``requests.py`` first: the lengths of requests and their arrivals.
 """

@@ -41,10 +41,8 @@ def golden() -> Golden:
 
 
 def golden_length(model: str, method: str, thinking: str, draft_length: int) -> float:
-    """The measured mean tokens of a decode that drafts ``draft_length`` tokens.
-
-    Raises AcceptanceError, naming what was measured, where this was not.
-    """
+    """The measured mean tokens of a decode that drafts ``draft_length`` tokens. Raises
+    AcceptanceError, naming what was measured, where this was not."""
     known = golden().golden
     means = known.get(model, {}).get(method, {}).get(thinking, [])
     if draft_length <= len(means):
@@ -56,10 +54,8 @@ def golden_length(model: str, method: str, thinking: str, draft_length: int) -> 
 
 def held_by_mean(mean: float, draft_length: int) -> tuple[float, ...]:
     """For each position, the probability that the drafts up to it hold, if each holds with the same
-    probability given those before and a decode yields ``mean`` tokens: 1 + p + p^2 + ...
-
-    Raises ValueError for a mean that is not between 1 and ``draft_length`` + 1.
-    """
+    probability given those before and a decode yields ``mean`` tokens: 1 + p + p^2 + ... Raises
+    ValueError for a mean that is not between 1 and ``draft_length`` + 1."""
     if not 1 <= mean <= draft_length + 1:
         raise ValueError(f"must lie between 1 and {draft_length + 1}, its own token included")
     low, high = 0.0, 1.0
@@ -79,11 +75,9 @@ def held_by_position(given: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class DrawnAcceptance:
-    """Draws how many drafts of a decode hold.
-
-    ``held`` are the probabilities that the drafts up to each position hold, descending. A draw is a
-    function of ``seed``, request and the tokens it has so far: the same wherever it is served.
-    """
+    """Draws how many drafts of a decode hold. ``held`` are the probabilities that the drafts up to
+    each position hold, descending. A draw is a function of ``seed``, request and the tokens it has
+    so far: the same wherever it is served."""
 
     held: tuple[float, ...]
     seed: int

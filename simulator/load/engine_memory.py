@@ -34,9 +34,7 @@ class CapacityError(UserError):
 
 def stage_layers(num_layers: int, pp: int) -> tuple[int, ...]:
     """Layers of each of ``pp`` pipeline stages: as even as possible, the longer stages first.
-
-    Raises :class:`CapacityError` when there are more stages than layers.
-    """
+    Raises :class:`CapacityError` when there are more stages than layers."""
     if not 1 <= pp <= num_layers:
         raise CapacityError(f"pp is {pp}, but a model of {num_layers} layers allows 1 to that many")
     short, longer = divmod(num_layers, pp)
@@ -135,11 +133,9 @@ def kept_share(
 
 
 def max_batch(capacity_tokens: int, max_length: int, micro_batches: int = 1) -> int:
-    """Sequences of up to ``max_length`` tokens that each of ``micro_batches`` can hold.
-
-    For GPT-3 on A100s with 0.9 of 80e9 bytes and 4096 tokens this gives the paper's 11 (TP 8) and
-    27 (TP 8, PP 8, eight micro-batches). Raises :class:`CapacityError` when not even one fits.
-    """
+    """Sequences of up to ``max_length`` tokens that each of ``micro_batches`` can hold. For GPT-3
+    on A100s with 0.9 of 80e9 bytes and 4096 tokens this gives the paper's 11 (TP 8) and 27 (TP 8,
+    PP 8, eight micro-batches). Raises :class:`CapacityError` when not even one fits."""
     total = capacity_tokens // max_length
     if total < micro_batches:
         raise CapacityError(
@@ -153,11 +149,9 @@ def max_batch(capacity_tokens: int, max_length: int, micro_batches: int = 1) -> 
 
 @dataclass(frozen=True)
 class Share:
-    """The engine's setting for its share of a GPU's memory.
-
-    ``of_rest``: it is a share of the memory left by weights, activations and other parts.
-    ``keeps_peak``: activations must fit into the memory outside of the share.
-    """
+    """The engine's setting for its share of a GPU's memory. ``of_rest``: it is a share of the
+    memory left by weights, activations and other parts. ``keeps_peak``: activations must fit into
+    the memory outside of the share."""
 
     engine: Stack
     of_rest: bool = False
@@ -437,10 +431,8 @@ def _up(size: int, unit: int) -> int:
 
 def _peak_bytes(model: ModelSpec, tp: int, step: Step, dtype_bytes: int, logit_bytes: int) -> float:
     """The peak memory: a layer's widest tensors, or logits during sampling, of ``logit_bytes`` each
-    (0: no logits on this stage).
-
-    The ranks gather whole rows of logits. Meanwhile the pass's hidden states stay in memory.
-    """
+    (0: no logits on this stage). The ranks gather whole rows of logits. Meanwhile the pass's hidden
+    states stay in memory."""
     shard = model.shard(tp)
     # Gate and up, and their product; with experts, for each chosen expert, and their output.
     inner = max(shard.ffn, shard.shared_ffn) * (3 if shard.gated_ffn else 2)

@@ -31,11 +31,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.policies.request import Prefix
+from sarathi_sim.profiler.storage.child import available_bytes, size_text
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
-from sarathi_sim.profiler.storage.memory import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from ..loop.records import Floats, Ints
-from .workload import WorkloadError, shared_prefixes
+from .requests import WorkloadError, shared_prefixes
 
 Flags = npt.NDArray[np.bool_]
 #: Each column's meaning, and its names in published traces and in tools' outputs; the first name
@@ -141,10 +141,8 @@ class Trace:
 
     def resampled(self, count: int, block: int, rng: np.random.Generator) -> Trace:
         """``count`` requests: blocks of ``block`` consecutive ones, each with the gaps before its
-        requests, in a random order; when all were drawn, they are drawn again in another order.
-
-        So every request occurs equally often. Those of another round share no prefix with this one.
-        """
+        requests, in a random order; when all were drawn, they are drawn again in another order. So
+        every request occurs equally often. Those of another round share no prefix with this one."""
         size = len(self)
         starts = np.arange(0, size, block)
         rounds = [
@@ -179,7 +177,6 @@ class Trace:
 
 
 def _cut(prefix: Prefix, end: int) -> Prefix:
-    """The prefix as far as token ``end``."""
     kept = sum(until < end for _, until in prefix)
     return (*prefix[:kept], *((name, end) for name, _ in prefix[kept : kept + 1]))
 
@@ -417,10 +414,8 @@ def _name(cell: object) -> object:
 
 
 def find_columns(path: Path, header: Sequence[str], columns: Mapping[str, str]) -> dict[str, str]:
-    """The column of ``header`` for each meaning: ``{"prompt": "input_length", ...}``.
-
-    Raises WorkloadError for a column that is named and absent, and without prompts or outputs.
-    """
+    """The column of ``header`` for each meaning: ``{"prompt": "input_length", ...}``. Raises
+    WorkloadError for a column that is named and absent, and without prompts or outputs."""
     found = {}
     has = f"the file has {', '.join(' '.join(name.split()) for name in header)}"
     for meaning, names in NAMES.items():
@@ -459,11 +454,8 @@ class _Tree:
 
     def prefix(self, blocks: Sequence[int], tokens: int, size: int) -> Prefix:
         """The prefix that a prompt of ``tokens`` tokens shares with prompts of the same blocks of
-        ``size`` tokens.
-
-        A block is named by its node, and so by all blocks before it. The last block may be missing
-        if it is not full.
-        """
+        ``size`` tokens. A block is named by its node, and so by all blocks before it. The last
+        block may be missing if it is not full."""
         node, found = -1, []
         for end, block in enumerate(blocks, 1):
             name = self._nodes.setdefault((node, block), (len(self._nodes), end * size))
@@ -514,7 +506,6 @@ def _json_rows(path: Path, file: TextIO, header: dict[str, None]) -> Iterator[_R
 
 
 def _benchmark_rows(path: Path, file: TextIO, header: dict[str, None]) -> Iterator[_Row]:
-    """The requests of a vLLM benchmark result that was saved with ``--save-detailed``."""
     start = file.read(_START)
     if start.lstrip().startswith("[") and '"conversations"' in start:
         raise WorkloadError(f"{path}: {OF_TEXT}")
@@ -618,10 +609,8 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _check_memory(path: Path, rows: int, read: int, num_bytes: int, limit: int | None) -> None:
-    """Raises WorkloadError where ``limit`` rows (None: all) of the file need too much memory.
-
-    The first ``rows`` of them, ``read`` characters, take ``num_bytes``.
-    """
+    """Raises WorkloadError where ``limit`` rows (None: all) of the file need too much memory. The
+    first ``rows`` of them, ``read`` characters, take ``num_bytes``."""
     count = _content_bytes(path) / read * rows
     if limit is not None:
         count = min(count, limit + 1)

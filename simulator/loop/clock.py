@@ -41,9 +41,7 @@ RETURN, RECEIVED, ADMISSION, HANDOVER, ARRIVAL, DISPATCH, RESERVED = range(1, 8)
 
 class Moment(simpy.Event):
     """Calls ``callback`` with itself ``delay`` seconds from now, ranked within its instant.
-
-    ``delay`` is a difference of whole quanta, so the moment is hit exactly.
-    """
+    ``delay`` is a difference of whole quanta, so the moment is hit exactly."""
 
     def __init__(
         self,

@@ -250,7 +250,6 @@ class Group(Replica):
             ranks.since.setdefault(rank, now)
 
     def _launch(self, step: Any, now: float) -> None:
-        """Run a step, and note when all ranks finish it."""
         nominals, whole = self._times_of(step)
         layers, since = self.pipeline.layers[0], self.ranks.since
         owns: abc.Sequence[float] = self._no_jitter
@@ -296,7 +295,6 @@ class Group(Replica):
         return varied, (layer_s, first_s, last_s, 0.0)
 
     def _flush(self) -> None:
-        """Append the block's iterations to the ranks' columns."""
         rows = np.frombuffer(memoryview(self._block)[: self._filled], _TABLE)
         step, (finish_s, takes_s) = rows["step"], np.reshape(self._ends, (-1, 2)).T
         tokens, own_s = rows["prefill_tokens"] + rows["decodes"] + rows["drafts"], rows["own_s"]

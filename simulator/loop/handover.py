@@ -69,10 +69,8 @@ def simulate_pools(
 
 
 class _TwoPools(Simulation):
-    """The way of each request through both pools.
-
-    What happens to several requests at one instant happens in the order of the list of requests.
-    """
+    """The way of each request through both pools. What happens to several requests at one instant
+    happens in the order of the list of requests."""
 
     def __init__(
         self,
@@ -148,7 +146,6 @@ class _TwoPools(Simulation):
         self._decode.submit(target, rest)
 
     def _prefilled(self, worker: int, sequences: list[Sequence], now: float) -> None:
-        """Prefills have ended."""
         for sequence in sequences:
             place = self._place[sequence.id]
             self._prefill.left(worker, sequence, self._frontend[place])
@@ -181,14 +178,12 @@ class _TwoPools(Simulation):
         self._soon(sent + self._latency_s, RECEIVED, place)
 
     def _received(self, place: int) -> None:
-        """The KV is on the decode worker."""
         self._received_s[place] = self.env.now
         request = self.requests[place].id
         self._prefill.replicas[self._prefilled_on[place]].sent(request)
         self._decode.replicas[self._decoded_on[place]].received(request)
 
     def _decoded(self, worker: int, sequences: list[Sequence], now: float) -> None:
-        """Requests have their last token."""
         for sequence in sequences:
             place = self._place[sequence.id]
             self._decode.left(worker, sequence, self._frontend[place])

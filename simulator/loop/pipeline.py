@@ -27,17 +27,13 @@ from .records import Floats, ReplicaLog, StageTimes, Switches
 
 
 class Pipeline:
-    """The stages of one replica, and when each is free (``free``).
-
-    ``layers`` are the transformer layers of each stage.
-    """
+    """The stages of one replica, and when each is free (``free``). ``layers`` are the transformer
+    layers of each stage."""
 
     def __init__(self, layers: tuple[int, ...], blocking_send: bool) -> None:
         self.layers = layers
         self.blocking_send = blocking_send
         self.free = [0.0] * len(layers)
-        # Stages 1 and later. If all have as many layers, the layer time is multiplied only once.
-        self._alike = range(1, len(layers)) if len(set(layers)) == 1 else None
         self._later = tuple(enumerate(layers))[1:]
 
     def launch(
@@ -49,19 +45,9 @@ class Pipeline:
             return self.launch_stages(now, *times)
         free = self.free
         busy_until = free[0]
-        duration = self.layers[0] * layer_s
-        finish = (now if now > busy_until else busy_until) + duration + first_s
+        finish = now if now > busy_until else busy_until
+        finish += self.layers[0] * layer_s + first_s
         free[0] = finish
-        if self._alike is not None:
-            for stage in self._alike:
-                finish += send_s
-                busy_until = free[stage]
-                if busy_until > finish:
-                    finish = busy_until
-                finish += duration
-                free[stage] = finish
-            free[-1] = finish = finish + last_s
-            return finish
         for stage, layers in self._later:
             finish += send_s
             busy_until = free[stage]
@@ -75,10 +61,8 @@ class Pipeline:
     def launch_stages(
         self, now: float, durations: Sequence[float], sends: Sequence[float]
     ) -> float:
-        """Send a batch down the pipeline at given times; returns its finish time.
-
-        ``durations`` has a value for each stage, ``sends`` for each link between two stages.
-        """
+        """Send a batch down the pipeline at given times; returns its finish time. ``durations`` has
+        a value for each stage, ``sends`` for each link between two stages."""
         free = self.free
         last = len(free) - 1
         arrival = finish = now
@@ -129,10 +113,8 @@ def stage_times(log: ReplicaLog) -> StageTimes:
 
 
 def scan(ready_s: Floats, durations: Floats, sends: Floats, blocking_send: bool) -> StageTimes:
-    """The times of batches that were formed at ``ready_s``, shape (iterations,).
-
-    ``durations`` has the shape (iterations, stages), ``sends`` (iterations, stages - 1).
-    """
+    """The times of batches that were formed at ``ready_s``, shape (iterations,). ``durations`` has
+    the shape (iterations, stages), ``sends`` (iterations, stages - 1)."""
     stages = durations.shape[1]
     start, release = np.empty_like(durations), np.empty_like(durations)
     finish = np.empty_like(durations) if blocking_send else release
@@ -156,10 +138,8 @@ def scan(ready_s: Floats, durations: Floats, sends: Floats, blocking_send: bool)
 
 class Diagonal:
     """The recurrence on all stages at once, each with a batch of its own, for many samples.
-
     ``free`` holds when each stage is released, ``arrival`` when its next batch arrives. Both have
-    the shape (stages, replicas, samples). The caller sets ``arrival[0]``.
-    """
+    the shape (stages, replicas, samples). The caller sets ``arrival[0]``."""
 
     def __init__(self, shape: tuple[int, int, int], blocking_send: bool) -> None:
         self.free = np.full(shape, -np.inf)
@@ -168,10 +148,8 @@ class Diagonal:
         self._sent, self._received = self.free[:-1], self.arrival[1:]
 
     def advance(self, duration: Floats, send: Floats) -> None:
-        """Every stage runs the batch that arrived, and sends it to the next stage.
-
-        ``duration`` has the shape of ``free``, ``send`` is one stage shorter.
-        """
+        """Every stage runs the batch that arrived, and sends it to the next stage. ``duration`` has
+        the shape of ``free``, ``send`` is one stage shorter."""
         np.maximum(self.arrival, self.free, out=self.free)
         np.add(self.free, duration, out=self.free)
         if len(self._sent):
@@ -182,9 +160,7 @@ class Diagonal:
 
 class Jitter:
     """Log-normal factors with mean 1 and coefficient of variation ``cv``, one per stage and batch.
-
-    The stream depends only on ``seed``, not on the number of factors per call.
-    """
+    The stream depends only on ``seed``, not on the number of factors per call."""
 
     def __init__(self, cv: float, num_stages: int, seed: np.random.SeedSequence) -> None:
         if not 0 < cv < 10:

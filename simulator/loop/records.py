@@ -90,11 +90,9 @@ COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding", "drafts")
 
 
 class Columns(Mapping[str, Floats]):
-    """Iteration columns by name, as floats.
-
-    They grow while a simulation runs. Arrays of the standard library do that in place, so that a
-    run of millions of iterations never holds two copies of them.
-    """
+    """Iteration columns by name, as floats. They grow while a simulation runs. Arrays of the
+    standard library do that in place, so that a run of millions of iterations never holds two
+    copies of them."""
 
     def __init__(self, names: Iterable[str] = ITERATION_COLUMNS) -> None:
         self._held = {name: array("i" if name in COUNTED else "d") for name in names}
@@ -122,11 +120,9 @@ class Columns(Mapping[str, Floats]):
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Times in seconds, shape (iterations, stages), in launch order.
-
-    A stage is occupied from ``start`` to ``release``: until ``finish``, and with blocking sends
-    until its result is on the next stage.
-    """
+    """Times in seconds, shape (iterations, stages), in launch order. A stage is occupied from
+    ``start`` to ``release``: until ``finish``, and with blocking sends until its result is on the
+    next stage."""
 
     start: Floats
     finish: Floats
@@ -135,12 +131,9 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class PoolLog:
-    """The memory of a replica with paged KV.
-
-    ``kv_blocks`` are the blocks of ``block_size`` tokens in use after each micro-batch was formed.
-    ``events`` has the columns request, kind (HIT, HIT_AGAIN, LOST, REMOTE, DRAFTED or ACCEPTED;
-    ``policies/log.py``) and tokens.
-    """
+    """The memory of a replica with paged KV. ``kv_blocks`` are the blocks of ``block_size`` tokens
+    in use after each micro-batch was formed. ``events`` has the columns request, kind (HIT,
+    HIT_AGAIN, LOST, REMOTE, DRAFTED or ACCEPTED; ``policies/log.py``) and tokens."""
 
     kv_blocks: npt.NDArray[np.int32]
     block_size: int

@@ -189,11 +189,9 @@ class Replica:
             self._filled = 0
 
     def _returned(self, _: Moment) -> None:
-        """Book the batch that came back from the last stage and form its successor.
-
-        Batches come back in launch order. As long as nothing else in the simulation happens before
-        the next return, this return is handled here, too, without an event.
-        """
+        """Book the batch that came back from the last stage and form its successor. Batches come
+        back in launch order. As long as nothing else in the simulation happens before the next
+        return, this return is handled here, too, without an event."""
         self._awaiting = False
         env, scheduler, in_flight = self.env, self.scheduler, self._in_flight
         now, others = env.now, env.peek()
@@ -214,7 +212,6 @@ class Replica:
         self._await_return()
 
     def _await_return(self) -> None:
-        """Schedule an event for the next return."""
         if self._in_flight and not self._awaiting:
             self._awaiting = True
             Moment(self.env, self._in_flight[0][0] - self.env.now, RETURN, self._returned)

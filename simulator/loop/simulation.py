@@ -36,48 +36,22 @@ class SimulationError(Exception):
 
 def simulate(
     requests: abc.Sequence[Request],
-    schedulers: abc.Sequence[Scheduler],
-    predict: Predictor | StepPredictor,
-    layers: tuple[int, ...],
-    *,
-    switches: Switches = DEFAULT,
-    router: Router = "round_robin",
-    ranks: int = 1,
-    rank_router: Router = "round_robin",
-    seed: int = 0,
-    clients: Clients | None = None,
-    admission_s: float = 0.0,
-    progress: abc.Callable[[int], None] | None = None,
-) -> Records:
-    """Serve ``requests`` on one replica per scheduler; returns the records of the run.
-
-    ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
-    request to the replicas in turn, to the one with the fewest declared tokens (prompt +
-    ``max_tokens``) of unfinished requests or with the fewest such requests, or to the one with
-    fewer of them of two drawn at random. Jitter and these two are drawn from ``seed``. Requests
-    arrive at their ``arrival_s``, or when ``clients`` send them. Each replica has a front end that
-    takes them to the scheduler one after the other, ``admission_s`` each. ``progress`` is called
-    from time to time with the number of finished requests.
-
-    Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
-    requests unserved or lets them preempt each other for ever; ValueError for two requests of one
-    id, or a scheduler that has served before.
-    """
-    workers = Replicas(
-        schedulers, predict, layers, switches, router, admission_s, ranks, rank_router
-    )
-    return simulate_workers(requests, workers, seed=seed, clients=clients, progress=progress)
-
-
-def simulate_workers(
-    requests: abc.Sequence[Request],
     workers: Replicas,
     *,
     seed: int = 0,
     clients: Clients | None = None,
     progress: abc.Callable[[int], None] | None = None,
 ) -> Records:
-    """:func:`simulate` on these workers."""
+    """Serve ``requests`` on these workers; returns the records of the run.
+
+    Jitter and random routers are drawn from ``seed``. Requests arrive at their ``arrival_s``, or
+    when ``clients`` send them. ``progress`` is called from time to time with the number of finished
+    requests.
+
+    Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
+    requests unserved or lets them preempt each other for ever; ValueError for two requests of one
+    id.
+    """
     return _OnePool(requests, workers, seed, clients, progress).serve()
 
 
@@ -88,9 +62,10 @@ OnSequences = abc.Callable[[int, list[Sequence], float], None]
 @dataclass(frozen=True)
 class Replicas:
     """Replicas of one kind: a fresh scheduler for each rank of each, ``predict`` for the times of a
-    batch (of a step, with several ``ranks``), the ``layers`` of each pipeline stage, the ``router``
-    before them, the seconds that each one's front end takes for a request, and the router among
-    the ranks of a replica."""
+    batch (of a step, with several ``ranks``), the transformer ``layers`` of each pipeline stage,
+    the ``router`` before them (``routers.py``), the seconds that each one's front end takes for a
+    request, one after the other, and the router among the ranks of a replica. Raises ValueError for
+    a scheduler that has served before."""
 
     schedulers: abc.Sequence[Scheduler]
     predict: Predictor | StepPredictor
@@ -250,7 +225,6 @@ class Simulation:
         raise NotImplementedError
 
     def _begin(self) -> None:
-        """Set the first arrivals."""
         if self._clients is not None:
             self._place = {request.id: place for place, request in enumerate(self.requests)}
             self._send(self._clients.begin())
@@ -280,7 +254,6 @@ class Simulation:
             Moment(self.env, when - self.env.now, ARRIVAL, self._sent, place)
 
     def _sent(self, moment: Moment) -> None:
-        """A client's request arrives."""
         place, now = moment._value, self.env.now
         self._arrival_s[place] = now
         self._arrived += 1
@@ -341,8 +314,6 @@ class Simulation:
 
 
 class _OnePool(Simulation):
-    """Requests go to replicas of one kind."""
-
     def __init__(
         self,
         requests: abc.Sequence[Request],

@@ -47,11 +47,9 @@ def cache_folder() -> Path | None:
 
 
 def kept(identity: str, what: str, make: Callable[[], Floats], sizes: bytes = b"") -> Floats:
-    """The array that ``make`` computes, or its copy from the disk.
-
-    ``identity``, ``what`` and ``sizes`` must cover everything that the array depends on; without an
-    ``identity`` it is computed each time.
-    """
+    """The array that ``make`` computes, or its copy from the disk. ``identity``, ``what`` and
+    ``sizes`` must cover everything that the array depends on; without an ``identity`` it is
+    computed each time."""
     if not identity:
         return make()
     return cached(sha256(f"{identity} {what} ".encode() + sizes).hexdigest(), make)

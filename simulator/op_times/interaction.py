@@ -133,10 +133,8 @@ def _relative(
 
 def fit_skew(decode: Callable[[Floats, Floats], Floats], skewed: pd.DataFrame) -> Skew:
     """The law of unequal contexts; MEAN without rows, and where that is no worse on rows of batch
-    sizes that were not fitted (by the median of relative errors).
-
-    ``decode(batch, context)`` gives the seconds of equal contexts.
-    """
+    sizes that were not fitted (by the median of relative errors). ``decode(batch, context)`` gives
+    the seconds of equal contexts."""
     if skewed.empty:
         return MEAN
     rows = _Skewed.of(decode, skewed)
@@ -145,11 +143,9 @@ def fit_skew(decode: Callable[[Floats, Floats], Floats], skewed: pd.DataFrame) -
 
 
 def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
-    """Absolute errors in percent, a row per point of ``attn_decode_skew``.
-
-    Columns: ``mean`` (the mean context alone), ``longest`` (all padded to the longest) and
-    ``skew`` (fitted without the points of the same batch size). ``ops`` are the bundle's.
-    """
+    """Absolute errors in percent, a row per point of ``attn_decode_skew``. Columns: ``mean`` (the
+    mean context alone), ``longest`` (all padded to the longest) and ``skew`` (fitted without the
+    points of the same batch size). ``ops`` are the bundle's."""
     if bundle.attn_decode_skew.empty:
         return pd.DataFrame({"mean": [], "longest": [], "skew": []})
     rows = _Skewed.of(ops.decode, bundle.attn_decode_skew)

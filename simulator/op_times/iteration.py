@@ -42,11 +42,9 @@ NO_HOST = HostTime()
 
 @dataclass(frozen=True)
 class IterationCost:
-    """The times of an iteration's parts in seconds, by its sizes.
-
-    ``scope`` is the link to the next stage (None: a single stage). Without ``include_head`` the
-    first and the last stage run their layers only. ``host`` time is added on the first stage.
-    """
+    """The times of an iteration's parts in seconds, by its sizes. ``scope`` is the link to the next
+    stage (None: a single stage). Without ``include_head`` the first and the last stage run their
+    layers only. ``host`` time is added on the first stage."""
 
     ops: OpTimes
     layer: WholeLayer = SUM
@@ -62,10 +60,8 @@ class IterationCost:
         mixed: npt.ArrayLike = False,
     ) -> dict[str, Floats]:
         """A mean layer of ``tokens`` rows, by op and :data:`MIXING`; they add up to the layer.
-
         ``prefill_s`` and ``decode_s`` are its attention (:meth:`prefill_s`, :meth:`decode_s`), and
-        ``mixed`` says where there are both.
-        """
+        ``mixed`` says where there are both."""
         rows = np.asarray(tokens)
         found = {op: self.op_s(op, rows) for op in self.ops.linear}
         prefill, decode = np.asarray(prefill_s, np.float64), np.asarray(decode_s, np.float64)

@@ -42,7 +42,6 @@ def modelled_times(source: ShardTimes) -> OpTimes:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """Hash of the code that tables depend on."""
     rooms = ("facts", "physics", "kernels")
     folders = [PACKAGE / "profiler" / room for room in rooms]
     return files_sha256(file for folder in folders for file in sorted(folder.glob("*.py")))

@@ -1,4 +1,4 @@
-"""The time of a batch: dense tables, filled once from the op times, looked up per batch."""
+"""The time of a batch, and of a step of ranks: dense tables, filled once from the op times."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from functools import lru_cache
 import numpy as np
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from ..loop.clock import QUANTUM_S, ROUNDER, quantize
+from ..loop.group import Step
 from ..loop.records import Floats, Ints
+from ..loop.replica import Nominal
 from .iteration import (
     NO_HOST,
     HostTime,
@@ -73,6 +76,9 @@ class TableSizes:
     def chunk_points(self) -> int:
         """Points of the chunks' rows; a run computes only the rows that it needs."""
         return self.chunk_blocks * CHUNK_BLOCK * self.row_points
+
+
+NOTHING: Nominal = (0.0, 0.0, 0.0, 0.0)
 
 
 def _power_of_two(least: int) -> int:
@@ -142,7 +148,7 @@ class BundlePredictor:
         self._head: list[float] = []
         self._tabulate_decodes(max_batch)
 
-    def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
+    def __call__(self, batch: Batch) -> Nominal:
         """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
         chunks, decodes, drafts = batch.chunks, batch.num_decodes, batch.drafts
         rows = sequences = decodes
@@ -212,32 +218,9 @@ class BundlePredictor:
             self._head = _head_rows(self.cost, 2 * rows)
         return self._head[rows]
 
-    def of_each(self, batches: Iterable[Batch | None]) -> list[tuple[float, float, float, float]]:
-        """The times of many batches, zeros for None: in half the time where there are no chunks."""
-        found = []
-        by_tokens, decode_rows, head = self._by_tokens, self._decode_rows, self._head
-        per_step, skew, host = self._per_step, self._skew, self._host
-        most = 0 if self.drafter is not None else min(self._most_tokens, self._most_sequences)
-        for batch in batches:
-            if batch is None:
-                found.append((0.0, 0.0, 0.0, 0.0))
-                continue
-            decodes = batch.num_decodes
-            if batch.chunks or batch.drafts or not 0 < decodes <= most:
-                found.append(self(batch))
-                continue
-            layer_s, first_s, send_s = by_tokens[decodes]
-            row = decode_rows[decodes]
-            position = batch.decode_context / decodes * per_step
-            low = int(position)
-            start = row[low]
-            decode_s = start + (row[low + 1] - start) * (position - low)
-            if skew:
-                decode_s += skew[decodes] * (self._longest_s(batch) - decode_s)
-            layer_s += decode_s
-            layer_s = (layer_s + ROUNDER) - ROUNDER
-            found.append((layer_s, first_s + host[decodes], head[decodes], send_s))
-        return found
+    def of_each(self, batches: Iterable[Batch | None]) -> list[Nominal]:
+        """The times of many batches, zeros for None."""
+        return [NOTHING if batch is None else self(batch) for batch in batches]
 
     def _saved_s(self, batch: Batch) -> float:
         """:meth:`~sarathi_sim.simulator.op_times.iteration.IterationCost.saved_s` of a batch."""
@@ -306,7 +289,7 @@ class BundlePredictor:
         self._most_tokens = len(self._by_tokens) - 1
 
 
-OfEach = Callable[[Sequence[Batch | None]], list[tuple[float, float, float, float]]]
+OfEach = Callable[[Sequence[Batch | None]], list[Nominal]]
 """The times of the batches of ranks that run in lock-step."""
 
 
@@ -346,7 +329,6 @@ class Drafter:
 
 
 def _with_rows(batch: Batch, rows: int) -> Batch:
-    """A batch with so many rows more of each sequence."""
     return replace(
         batch,
         chunks=tuple((sequence, chunk + rows, held) for sequence, chunk, held in batch.chunks),
@@ -372,11 +354,8 @@ def _one_more(batch: Batch | None) -> Batch | None:
 
 
 def _context_grid(points: int, step: int) -> Floats:
-    """The contexts of an attention row.
-
-    The first point is one cached token. A context of 0 may run a faster kernel, so it has a table
-    of its own.
-    """
+    """The contexts of an attention row. The first point is one cached token. A context of 0 may run
+    a faster kernel, so it has a table of its own."""
     return np.maximum(np.arange(points) * step, 1.0)
 
 
@@ -398,7 +377,6 @@ def _token_rows(
 def _decode_rows(
     cost: IterationCost, most: int, points: int, step: int
 ) -> tuple[Floats, list[list[float]]]:
-    """By number of sequences: decode attention by mean context, as array and lists."""
     sizes, contexts = np.arange(1.0, most + 1), _context_grid(points, step)
     decode = cost.layer.scale * cost.ops.decode.table(sizes, contexts)
     table = np.vstack([np.zeros(points), decode])
@@ -407,7 +385,6 @@ def _decode_rows(
 
 @lru_cache(maxsize=16)
 def _head_rows(cost: IterationCost, most: int) -> list[float]:
-    """The LM head by the rows that yield a token."""
     return [0.0, *quantize(cost.last_s(np.arange(1.0, most + 1))).tolist()]
 
 
@@ -424,3 +401,78 @@ def _prefill_rows(
 def _saved_rows(cost: IterationCost) -> dict[int, list[tuple[float, float]]]:
     """By chunk, the time it saves in a batch with others; empty at first."""
     return {}
+
+
+ROWS_OF = {MOE: "all_tokens", ALL_TO_ALL: "most_tokens"}
+"""The ops that the ranks share, and the column of a rank's log with their token rows."""
+
+
+@lru_cache(maxsize=16)
+def beside_experts(ops: OpTimes) -> OpTimes:
+    """The op times of one rank where what the ranks share takes none."""
+    return ops.scaled(dict.fromkeys(ROWS_OF, 0.0))
+
+
+class GroupPredictor:
+    """Times a step (a :class:`~sarathi_sim.simulator.loop.group.StepPredictor`) of ranks with
+    data-parallel attention.
+
+    The ranks meet in every layer: the experts compute the tokens of all ranks, and the exchange
+    takes as long as that of the rank with most tokens. So one layer takes the longest of the ranks'
+    other ops, each at its own tokens and contexts, plus the exchange and the experts once.
+    Embedding, host and LM head take as long as those of the slowest rank. Of DeepEP's two modes the
+    experts take that of the ranks' mean tokens, and the exchange that of the most: where these lie
+    on either side of the limit, two modes are charged for one step.
+
+    ``cost`` is that of an iteration with all its ops; ``alone`` times a rank's batch by
+    :func:`beside_experts`, without the host's launches: a layer with chunks takes at least
+    ``cost.host.launch_layer_s``, experts included. The passes of a ``drafter`` are each rank's own:
+    the ranks wait for each other after the last one.
+    """
+
+    def __init__(
+        self, cost: IterationCost, alone: BundlePredictor, drafter: Drafter | None = None
+    ) -> None:
+        self.cost = cost
+        self.drafter = drafter
+        self._alone = alone.of_each
+        self._tables: dict[str, list[float]] = {}
+        self._launch_s = float(quantize(cost.host.launch_layer_s))
+
+    def __call__(self, step: Step) -> tuple[list[Nominal], Nominal]:
+        """Seconds of each rank, if no other took longer, and of the step."""
+        ranks, launch_s = self.of_each(step), self._launch_s
+        if launch_s:
+            for rank, batch in enumerate(step):
+                if batch is not None and batch.chunks:
+                    layer, first, last, send = ranks[rank]
+                    ranks[rank] = max(layer, launch_s), first, last, send
+        if self.drafter is not None:
+            for rank, drafts_s in enumerate(self.drafter(step)):
+                layer, first, last, send = ranks[rank]
+                ranks[rank] = layer, first, last + drafts_s, send
+        layer, first, last, send = map(max, zip(*ranks, strict=True))
+        return ranks, (layer, first, last, send)
+
+    def of_each(self, step: Step) -> list[Nominal]:
+        """Seconds of each rank, if no other took longer, without the drafter."""
+        tokens = [0 if batch is None else batch.num_tokens for batch in step]
+        shared = self._shared(MOE, sum(tokens)) + self._shared(ALL_TO_ALL, max(tokens))
+        alone = self._alone(step)
+        return [(layer + shared, first, last, send) for layer, first, last, send in alone]
+
+    def _shared(self, op: str, rows: int) -> float:
+        """Seconds of an op that the ranks share, in a mean layer."""
+        table = self._tables.get(op, [])
+        if rows >= len(table):
+            most = max(1024, 1 << (rows - 1).bit_length()) if rows else 1
+            self._tables[op] = table = _shared_rows(self.cost, op, most)
+        return table[rows]
+
+
+@lru_cache(maxsize=64)
+def _shared_rows(cost: IterationCost, op: str, most: int) -> list[float]:
+    """By token rows, up to ``most``; zeros where the model has no such op."""
+    if op not in cost.ops.by_rows:
+        return [0.0] * (most + 1)
+    return [0.0, *quantize(cost.op_s(op, np.arange(1, most + 1))).tolist()]

@@ -47,11 +47,9 @@ Curve = Callable[[Floats], Floats]
 
 
 class PiecewiseLinear:
-    """Time in seconds through points ``(size, time)``; sizes ascending.
-
-    Below the first point it is constant. Beyond the last point it is ``beyond(size)``, but never
-    less than at the last point; without ``beyond`` it is proportional to the size.
-    """
+    """Time in seconds through points ``(size, time)``; sizes ascending. Below the first point it is
+    constant. Beyond the last point it is ``beyond(size)``, but never less than at the last point;
+    without ``beyond`` it is proportional to the size."""
 
     def __init__(
         self, size: npt.ArrayLike, time_s: npt.ArrayLike, beyond: Curve | None = None
@@ -129,11 +127,8 @@ TREES, LEAVES = 200, 15
 
 @dataclass(frozen=True)
 class Kind:
-    """Prior knowledge of an op over two sizes ``a`` and ``b``.
-
-    ``terms(a, b)`` are its physical terms and ``features(a, b)`` what the residual may depend on,
-    shape (..., columns).
-    """
+    """Prior knowledge of an op over two sizes ``a`` and ``b``. ``terms(a, b)`` are its physical
+    terms and ``features(a, b)`` what the residual may depend on, shape (..., columns)."""
 
     terms: Columns
     features: Columns

@@ -1,10 +1,19 @@
-"""The metrics of a run: per request, per iteration and in total. See docs/metrics.md."""
+"""The metrics of a run: per request, per iteration and in total. See docs/metrics.md.
+
+Summaries, printed tables, axes, Pareto fronts, tables of sweeps and docs/reference.md are made from
+:data:`METRICS`. A new metric is an entry there, and its computation in :class:`Analysis`. A *path*
+is a metric's key with a statistic, as in ``ttft_s.p99``: its place in ``summary.json``, its name in
+a ``compare`` section, and a column of a sweep's table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +36,283 @@ from ..loop.records import Floats, Ints, Records, ReplicaLog
 from .ledger import (
     ACCOUNTS,
     WAITS,
+    Counts,
     Gaps,
+    Spans,
     gaps,
     iteration_bubbles,
     ledger,
 )
-from .metric_registry import QUANTILES, STEADY
-from .spans import Counts, Spans
-from .steady import steady_state, trend, waiting_at
+
+BLOCKS, CRITICAL = 10, 27
+FEWEST = 50
+"""Requests below which a run is not judged."""
+
+State = Literal["steady", "overloaded", "closed", "short"]
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """``state`` is closed if all requests arrive at once, and short if there are too few.
+    ``kendall_s`` is the trend of the waiting requests, -45 to 45 (0 where not tested);
+    ``warmup_requests`` is the number of first requests that a steady state leaves out."""
+
+    state: State
+    kendall_s: int = 0
+    warmup_requests: int = 0
+
+
+def waiting_at(
+    arrival_s: Floats, finish_s: Floats, begin_s: Floats, end_s: Floats
+) -> npt.NDArray[np.int64]:
+    """How many earlier requests wait when each arrives: those in the system less those at work.
+    ``arrival_s`` and ``finish_s`` (s) are of all requests, arrivals in order; ``begin_s`` and
+    ``end_s`` (s) of all stretches of iterations that they took part in, in any order."""
+    done, *work = (
+        np.searchsorted(np.sort(times), arrival_s, "right") for times in (finish_s, begin_s, end_s)
+    )
+    return np.arange(len(arrival_s)) - done - (work[0] - work[1])
+
+
+def steady_state(
+    arrival_s: Floats, waiting: npt.NDArray[np.int64], latency_s: Floats
+) -> SteadyState:
+    """Judge a run by its finished requests, in order of arrival: their times in seconds, and the
+    requests that were :func:`waiting_at` each arrival.
+
+    A request *waits* while it is in no iteration: before its first chunk, between two chunks, for
+    a slot or for its KV cache in another pool, after a preemption. A run is *overloaded* if the
+    mean numbers of waiting requests of :data:`BLOCKS` equal blocks, in order of arrival, rise
+    (Kendall's S is at least :data:`CRITICAL`: one-sided 1 % for ten values in random order), and if
+    from the first to the last block they rise by what arrives in a tenth of the median latency.
+    Below the capacity they fluctuate; above it they grow while requests arrive, in whatever order
+    and place these wait. ``tests/simulator/test_steady.py`` measures how often this errs.
+    """
+    if not len(arrival_s) or arrival_s[0] == arrival_s[-1]:
+        return SteadyState("closed")
+    if len(arrival_s) < FEWEST:
+        return SteadyState("short")
+    rising, (first, *_, last) = trend(waiting), np.array_split(waiting, BLOCKS)
+    grown_s = (last.mean() - first.mean()) * (arrival_s[-1] - arrival_s[0]) / len(arrival_s)
+    if rising >= CRITICAL and grown_s > 0.1 * np.median(latency_s):
+        return SteadyState("overloaded", rising)
+    return SteadyState("steady", rising, mser5(latency_s))
+
+
+def trend(values: npt.NDArray[Any]) -> int:
+    """Kendall's S of the means of :data:`BLOCKS` blocks; 0 of fewer than :data:`FEWEST` values."""
+    if len(values) < FEWEST:
+        return 0
+    return kendall_s(np.array([block.mean() for block in np.array_split(values, BLOCKS)]))
+
+
+def kendall_s(values: Floats) -> int:
+    """Pairs in rising order minus pairs in falling order."""
+    first, second = np.triu_indices(len(values), 1)
+    return int(np.sign(values[second] - values[first]).sum())
+
+
+def mser5(values: Floats) -> int:
+    """How many of the first values are a warm-up: a multiple of five, at most half. MSER-5 (White
+    1997): values are averaged in fives, and the first averages dropped so that the standard error
+    of the mean of the rest is smallest."""
+    count = len(values) // 5
+    if count < 2:
+        return 0
+    means = values[: 5 * count].reshape(count, 5).mean(axis=1)
+    # Sums of the values left when the first d are dropped, for every d at once. Values are centred,
+    # because the variance is a difference of two sums.
+    centred = means - means.mean()
+    left = count - np.arange(count)
+    total = np.cumsum(centred[::-1])[::-1]
+    squares = np.cumsum(centred[::-1] ** 2)[::-1]
+    error = np.maximum(squares - total**2 / left, 0) / left.astype(float) ** 2
+    return 5 * int(np.argmin(error[: count // 2 + 1]))
+
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+"""Those of every run; a file may ask for others (:func:`percentile`)."""
+_QUANTILES = tuple(f"p{round(100 * quantile)}" for quantile in QUANTILES)
+_SPREAD = ("mean", *_QUANTILES)
+_STEADY = "steady."
+_WORDS = {"p50": "median", "pb1": "PB1", "pb2": "PB2", "pb3": "PB3"}
+
+
+def percentile(word: str) -> float | None:
+    """The share of ``p95`` or ``p99.9``, from 1 to 99.9 percent; None for another word."""
+    match = re.fullmatch(r"p(\d{1,2}(\.\d+)?)", word)
+    return float(match[1]) / 100 if match and 1 <= float(match[1]) <= 99.9 else None
+
+
+def asked_quantiles(paths: Iterable[str]) -> tuple[float, ...]:
+    """:data:`QUANTILES`, and those of these paths."""
+    named = filter(None, map(quantity, paths))
+    asked = (percentile(one.statistic) for one in named)
+    return tuple(sorted({*QUANTILES, *(share for share in asked if share is not None)}))
+
+
+class Better(StrEnum):
+    """Which of two values is better."""
+
+    LESS = "less"
+    MORE = "more"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. ``key`` is its place in ``summary.json``, ``unit`` what it is printed in.
+
+    A distribution has ``statistics`` (``ttft_s.p99``), a number has none. ``scale`` is the printed
+    value of a stored 1: 100 for a share, printed in percent. ``grows``: in an overloaded run it
+    depends on the length of the run. ``in_summary`` is false for a metric of the requests' table
+    only, ``paged`` is true for one of runs with paged memory only, ``pools`` for one of runs with
+    two pools only.
+    """
+
+    key: str
+    name: str
+    unit: str
+    better: Better
+    statistics: tuple[str, ...] = ()
+    scale: float = 1.0
+    whole: bool = False
+    grows: bool = False
+    in_summary: bool = True
+    paged: bool = False
+    pools: bool = False
+
+    def has(self, statistic: str) -> bool:
+        """Whether it has a statistic: one of its own, or any percentile of a distribution."""
+        quantiles = "p50" in self.statistics and percentile(statistic) is not None
+        return quantiles or statistic in self.statistics
+
+
+def _latency(key: str, name: str) -> Metric:
+    return Metric(key, name, "s", Better.LESS, _SPREAD, grows=True)
+
+
+def _count(key: str, name: str, better: Better = Better.NEITHER) -> Metric:
+    return Metric(key, name, "", better, whole=True)
+
+
+def _share(key: str, name: str, better: Better, paged: bool = False) -> Metric:
+    return Metric(key, name, "%", better, scale=100.0, paged=paged)
+
+
+_ALL = (
+    _count("requests", "requests"),
+    _count("finished", "finished requests", Better.MORE),
+    _count("rejected", "rejected requests", Better.LESS),
+    Metric("makespan_s", "makespan", "s", Better.LESS),
+    Metric("requests_per_s", "request throughput", "requests/s", Better.MORE),
+    Metric("tokens_per_s", "token throughput", "tokens/s", Better.MORE),
+    Metric("output_tokens_per_s", "output token throughput", "tokens/s", Better.MORE),
+    _share("mfu", "model FLOPs utilisation", Better.MORE),
+    _count("gpus", "GPUs", Better.LESS),
+    _count("iterations", "iterations"),
+    _count("stage_executions", "stage executions"),
+    Metric("mean_batch", "mean batch", "sequences", Better.NEITHER),
+    _share("kv_peak_share", "peak KV occupancy", Better.NEITHER),
+    Metric("preemptions", "preemptions", "", Better.LESS, whole=True, paged=True),
+    Metric("preemption_rate", "preemptions a request", "", Better.LESS, paged=True),
+    _share("hit_rate", "prompt tokens found in the prefix cache", Better.MORE, paged=True),
+    _share("recomputed_share", "computed tokens that were computed again", Better.LESS, paged=True),
+    Metric(
+        "extra_decodes", "decodes after a request's end", "", Better.LESS, whole=True, paged=True
+    ),
+    Metric("empty_iterations", "empty iterations", "", Better.NEITHER, whole=True, paged=True),
+    Metric("drafted_tokens", "drafted tokens", "", Better.NEITHER, whole=True, paged=True),
+    Metric("refused_tokens", "refused drafts", "", Better.LESS, whole=True, paged=True),
+    Metric("accepted_per_step", "tokens of a decode", "", Better.MORE, paged=True),
+    Metric("tbt_s", "time between tokens", "s", Better.LESS, _QUANTILES),
+    _latency("queueing_s", "queueing delay"),
+    _latency("ttft_s", "time to first token"),
+    _latency("tpot_s", "time per output token"),
+    _latency("latency_s", "latency"),
+    Metric("prefill_s", "time in prefill", "s", Better.LESS, _SPREAD, pools=True),
+    Metric("slot_s", "wait for a decode slot", "s", Better.LESS, _SPREAD, pools=True),
+    Metric("transfer_s", "transfer of the KV cache", "s", Better.LESS, _SPREAD, pools=True),
+    Metric("bubble_s", "bubble time of a request", "s", Better.LESS, _SPREAD),
+    _share("bubble_share", "bubbles, share of the stages' time", Better.LESS),
+    Metric("ledger_s", "stages' time", "s", Better.NEITHER, ("wall", *ACCOUNTS)),
+    _count("steady.kendall_s", "trend of the waiting requests (Kendall's S)"),
+    _count("steady.warmup_requests", "requests of the warm-up"),
+    Metric("tbt_max_s", "longest time between tokens", "s", Better.LESS, in_summary=False),
+)
+
+METRICS = {metric.key: metric for metric in _ALL}
+"""By key."""
+
+STEADY = tuple(key for key, metric in METRICS.items() if metric.grows)
+"""Metrics whose quantiles have a meaning in a steady run only."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number of a run: a metric and, for a distribution, one of its statistics."""
+
+    metric: Metric
+    statistic: str = ""
+    of_steady_part: bool = False
+
+    @property
+    def path(self) -> str:
+        """The place in the summary, as in ``ttft_s.p99``."""
+        path = ".".join(filter(None, (self.metric.key, self.statistic)))
+        return _STEADY + path if self.of_steady_part else path
+
+    @property
+    def label(self) -> str:
+        """The heading of a table's row: ``time to first token, p99``."""
+        statistic = _WORDS.get(self.statistic, self.statistic.replace("_", " "))
+        part = "steady part" if self.of_steady_part else ""
+        return ", ".join(filter(None, (self.metric.name, statistic, part)))
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis: ``time to first token, p99 (s)``."""
+        return with_unit(self.label, self.metric.unit)
+
+    def text(self, value: float) -> str:
+        """The stored value as it is printed, without its unit."""
+        return number_text(value if self.metric.whole else self.metric.scale * value)
+
+
+def quantity(path: str) -> Quantity | None:
+    """The metric of a path such as ``ttft_s.p99`` or ``steady.ttft_s.p99``; None if there is none.
+    A distribution's key alone names it as a whole."""
+    if path in METRICS:
+        return Quantity(METRICS[path])
+    steady = path.startswith(_STEADY)
+    key, _, statistic = path.removeprefix(_STEADY if steady else "").partition(".")
+    metric = METRICS.get(key)
+    if metric is None or not metric.has(statistic) or (steady and not metric.grows):
+        return None
+    return Quantity(metric, statistic, steady)
+
+
+def known(path: str) -> Quantity:
+    """:func:`quantity` of a path that the program itself names. Raises KeyError for no metric."""
+    found = quantity(path)
+    if found is None:
+        raise KeyError(path)
+    return found
+
+
+def with_unit(name: str, unit: str) -> str:
+    """``latency (s)``; the name alone without a unit."""
+    return f"{name} ({unit})" if unit else name
+
+
+def number_text(value: float) -> str:
+    """A number for readers: whole from 1,000 on, with three digits below 1."""
+    if isinstance(value, int) or abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    if abs(value) < 1:
+        return f"{value:.3g}"
+    return f"{value:.{1 if abs(value) >= 99.5 else 2}f}"
+
 
 T = TypeVar("T")
 MOST_KEPT = 4_000_000
@@ -42,11 +320,9 @@ MOST_KEPT = 4_000_000
 
 
 class PerReplica(Sequence[T]):
-    """A value computed for each replica's log at its first use, and kept unless it is large.
-
-    For a million requests the gaps of all replicas would take more memory than the records. Then
-    they are computed for one replica at a time, more than once.
-    """
+    """A value computed for each replica's log at its first use, and kept unless it is large. For a
+    million requests the gaps of all replicas would take more memory than the records. Then they are
+    computed for one replica at a time, more than once."""
 
     def __init__(self, records: Records, work_out: Callable[[ReplicaLog], T]) -> None:
         self._logs = records.replicas
@@ -115,7 +391,6 @@ def extra_decodes(log: ReplicaLog) -> int:
 
 
 def _iterations_in(log: ReplicaLog, wanted: Callable[[Ints], npt.NDArray[np.bool_]]) -> int:
-    """Iterations of the spans whose role is wanted, summed."""
     _, role, _, first, last = log.spans.T
     return int((last - first + 1)[wanted(role)].sum())
 
@@ -327,10 +602,8 @@ class Analysis:
         return ledger(self.records, self.gaps)
 
     def tbt_quantiles(self, quantiles: Sequence[float]) -> list[float]:
-        """Quantiles of the time between successive tokens, over all tokens of all requests.
-
-        The smallest gap such that at least that share of all gaps is no longer. NaN without any.
-        """
+        """Quantiles of the time between successive tokens, over all tokens of all requests. The
+        smallest gap such that at least that share of all gaps is no longer. NaN without any."""
         values, weights = self._gaps_between_tokens()
         return weighted_quantiles(values, weights, quantiles)
 
@@ -378,10 +651,8 @@ class Analysis:
 
     @cached_property
     def _steady_part(self) -> npt.NDArray[np.intp]:
-        """The served requests in order of arrival, without the warm-up.
-
-        MSER-5 would choose the warm-up by latencies, and so sometimes drop the worst of a queue.
-        """
+        """The served requests in order of arrival, without the warm-up. MSER-5 would choose the
+        warm-up by latencies, and so sometimes drop the worst of a queue."""
         done = self.request_columns
         order = np.argsort(done["arrival_s"], kind="stable")
         order = order[~np.isnan(done["latency_s"][order])]
@@ -405,19 +676,15 @@ class Analysis:
 
     @cached_property
     def token_gaps(self) -> pd.DataFrame:
-        """The distribution of the time between tokens, tbt_s, at shares 0 to 1.
-
-        The first row is the shortest gap, the last one the longest. Empty without any.
-        """
+        """The distribution of the time between tokens, tbt_s, at shares 0 to 1. The first row is
+        the shortest gap, the last one the longest. Empty without any."""
         found = self.tbt_quantiles(GAP_SHARES)
         return pd.DataFrame({"share": GAP_SHARES, "tbt_s": found}).dropna()
 
     def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:
-        """KV tokens written on one replica: times in seconds, and the tokens from then on.
-
-        A micro-batch's tokens count from when it is formed; the tokens of requests that finish in
-        it are freed when it returns.
-        """
+        """KV tokens written on one replica: times in seconds, and the tokens from then on. A
+        micro-batch's tokens count from when it is formed; the tokens of requests that finish in it
+        are freed when it returns."""
         records, spans = self.records, self.spans[replica]
         log = records.replicas[replica]
         columns = log.iterations

@@ -26,9 +26,9 @@ from sarathi_sim.experiments.report.render import rich_table
 from sarathi_sim.policies.catalogue import is_pooled
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.workload import at_once, make_requests
+from sarathi_sim.simulator.load.requests import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Records
-from sarathi_sim.simulator.loop.simulation import simulate
+from tests.simulator import simulate
 from tests.textbook.pipeline import TextbookPipeline
 from tests.textbook.simulation import simulate_textbook
 

@@ -15,7 +15,7 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.op_times.modelled import modelled_times
-from sarathi_sim.simulator.views.spans import Spans
+from sarathi_sim.simulator.views.ledger import Spans
 from tests.experiments.small_config import called, refused
 
 

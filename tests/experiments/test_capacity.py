@@ -25,6 +25,7 @@ from sarathi_sim.experiments.capacity.search import Crossing, Probe, Probed, Sea
 from sarathi_sim.experiments.capacity.slo import Objective, Verdict, judge, parse_slo
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.report.capacity_charts import cheapest, points
+from sarathi_sim.experiments.run.uncertainty import capacity_error
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.quantile import quantile
 from tests.experiments.small_config import called, summary_of
@@ -546,6 +547,12 @@ def test_the_command(tmp_path: Path) -> None:
         assert max(one["curve"], key=lambda probe: probe["load"])["holds"] is False
         less, more = (bound / one["capacity"] for bound in one["band"])
         assert less < 0.97 < 1.03 < more, "ops are known to about 5 %"
+        shares = [[end / one["capacity"] for end in one[key]] for key in ("interval", "band")]
+        logs = np.log([*shares, np.exp(np.array([-1, 1]) * capacity_error().half_width["dense"])])
+        whole = one["capacity"] * np.exp(
+            [-np.hypot.reduce(logs[:, 0]), np.hypot.reduce(logs[:, 1])]
+        )
+        assert one["uncertainty"] == pytest.approx(whole)
         assert one["binds"]["slo"] in ("p90 ttft 500ms", "mean tbt 100ms", "overload")
         cost = asking.per_million_tokens(
             asking.load_prices(None).of("a6000"), 1, 8 * one["capacity"]

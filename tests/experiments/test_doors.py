@@ -22,12 +22,12 @@ from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.profiler.bundle.check import check_folder
 from sarathi_sim.profiler.bundle.schema import TABLES, BundleError, _content_sha256, load_bundle
-from sarathi_sim.profiler.bundle.table_files import read_table
+from sarathi_sim.profiler.bundle.tables import read_table
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
+from sarathi_sim.simulator.load.requests import WorkloadError
 from sarathi_sim.simulator.load.trace import read_trace
-from sarathi_sim.simulator.load.workload import WorkloadError
 from tests.experiments.small_config import ROOT, SMALL, Write, called, refused
 from tests.experiments.small_sweep import SWEEP
 from tests.sampled import profile_folder

@@ -126,7 +126,8 @@ def test_it_must_act_in_one_of_the_scenarios_that_it_is_for() -> None:
     assert said.startswith("configuration: scenarios.one.engine.send: value 'blocking': has no")
     every = {name: {**keys, "seed": 1} for name, keys in both.items()}
     said = message(ONE | {"seed": 3, "scenarios": every})
-    assert said == "configuration: seed: has no effect, because every scenario sets this itself"
+    why = "has no effect, because every scenario sets this itself"
+    assert said == f"configuration: seed: {why}; change one with --set scenarios.one.seed=..."
 
 
 def test_it_must_act_at_one_point_of_a_space() -> None:

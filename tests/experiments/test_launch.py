@@ -24,10 +24,10 @@ import yaml
 
 from sarathi_sim.experiments.capacity.launch import launch
 from sarathi_sim.experiments.capacity.options import router_of_ranks
-from sarathi_sim.experiments.config.engine_version import version_defaults
+from sarathi_sim.experiments.config.inputs import version_defaults
 from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.config.pools import pool_of
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario
-from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.engines import engine_facts
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from sarathi_sim.experiments.config import run_memory
+from sarathi_sim.experiments.config import deployment
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.profiler.storage.memory import size_text
+from sarathi_sim.profiler.storage.child import size_text
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import trace
+from sarathi_sim.simulator.load.requests import WorkloadError
 from sarathi_sim.simulator.load.trace import read_trace
-from sarathi_sim.simulator.load.workload import WorkloadError
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor, TableSizes
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.experiments.small_config import SMALL, deployed, loaded, message
@@ -26,7 +27,7 @@ DECLARED = ("workload.declared=exact", "batching.kv_reservation=declared")
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    monkeypatch.setattr(run_memory, "available_bytes", lambda: num_bytes)
+    monkeypatch.setattr(deployment, "available_bytes", lambda: num_bytes)
     monkeypatch.setattr(trace, "available_bytes", lambda: num_bytes)
 
 
@@ -45,22 +46,23 @@ def test_tables_are_no_larger_than_the_workload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "key", "what"),
+    ("assignment", "key", "value"),
     [
-        ("workload.requests=9000000", "workload.requests: value 9000000", "requests and their"),
-        ("cluster.replicas=4096", "cluster.replicas: value 4096", "replicas"),
-        (f"workload.lengths={LONG}", "workload.lengths.max: value 16777216", "classes of lengths"),
+        ("workload.requests=9000000", "workload.requests", 9_000_000),
+        ("cluster.replicas=4096", "cluster.replicas", 4096),
+        (f"workload.lengths={LONG}", "workload.lengths.max", 16_777_216),
     ],
 )
 def test_more_than_there_is(
-    monkeypatch: pytest.MonkeyPatch, assignment: str, key: str, what: str
+    monkeypatch: pytest.MonkeyPatch, assignment: str, key: str, value: int
 ) -> None:
     _free(monkeypatch, 50_000_000)
     one = loaded(ALONE, assignment)
     with pytest.raises(UserError) as caught:
         deploy(one.scenarios["small"], one.sources["small"])
     text = str(caught.value)
-    assert f"--set {key}: would take about " in text and f" of memory ({what} " in text
+    assert f"--set {key}: value {value}: would take about " in text
+    assert f" of memory ({key} " in text
     assert text.endswith("but only 50 MB are free")
 
 
@@ -71,11 +73,9 @@ def test_what_any_process_has_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert "scenarios: together they would take about 28 MB of memory (scenario orca 14 MB" in text
     assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")
     _free(monkeypatch, 0)
-    needed = sum(need.num_bytes for need in deployed(ALONE)["small"].memory_needs)
-    assert 0 < needed < run_memory.ALWAYS_FREE
-    assert (
-        run_memory.shortage([run_memory.Need("it", run_memory.ALWAYS_FREE + 1, "key")]) is not None
-    )
+    needed = deployed(ALONE)["small"].memory_bytes.total()
+    assert 0 < needed < deployment.ALWAYS_FREE
+    assert deployment.shortage(Counter(key=deployment.ALWAYS_FREE + 1))
 
 
 def test_a_trace_that_is_no_file_or_has_no_line_ends(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_a_trace_too_large_for_the_machine(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("sizes", "estimate"),
     [
-        (TableSizes(100_000, 64, 1), 2**17 * run_memory.TOKEN_BYTES),
-        (TableSizes(1, 50_000, 1), (50_000 + 1024) * run_memory.POINT_BYTES),
-        (TableSizes(1, 4096, 1000), 130 * 1000 * run_memory.POINT_BYTES),
+        (TableSizes(100_000, 64, 1), 2**17 * deployment.TOKEN_BYTES),
+        (TableSizes(1, 50_000, 1), (50_000 + 1024) * deployment.POINT_BYTES),
+        (TableSizes(1, 4096, 1000), 130 * 1000 * deployment.POINT_BYTES),
     ],
 )
 def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> None:

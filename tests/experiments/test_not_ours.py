@@ -17,7 +17,7 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.measuring.measure import asked_for, missing_degrees
 from sarathi_sim.profiler.measuring.to_bundle import write_device
-from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.planning.grid import Limits, Settings
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import SMALL, Write, called, refused
 from tests.experiments.small_sweep import tree

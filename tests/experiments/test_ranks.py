@@ -17,7 +17,7 @@ from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Sequence
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.simulator.loop.records import Records
-from sarathi_sim.simulator.op_times.breakdown import breakdown
+from sarathi_sim.simulator.views.explain import breakdown
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import deployed
 

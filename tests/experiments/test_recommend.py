@@ -5,6 +5,7 @@ where the best stands next to one that carries much less.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from sarathi_sim.experiments.capacity.recommend import (
     recommend,
     recommend_files,
     refined,
+    servers_90,
     whole,
     winner,
 )
@@ -39,8 +41,7 @@ from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, ne
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
-from sarathi_sim.simulator.views.metric_registry import number_text
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, number_text
 from tests.experiments.small_config import HERE, called
 from tests.experiments.small_laboratory import (
     analysed,
@@ -155,6 +156,8 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         first, fewer = content["deployments"][0], content["one_fewer"]
         assert first["capacity"] > 20 and (first["carries"], first["settled"]) == (20, True)
         assert first["at_rate"]["holds"] and first["at_rate"]["load"] == fewer["load"] == 20
+        low, high = (load / first["replicas"] for load in first["uncertainty"])
+        assert first["servers_90"] == [math.ceil(20 / high), math.ceil(20 / low)]
         cost = number_text(first["per_million_output_tokens"])
         told = f"carry 20.00 requests/s at {cost} USD per million output tokens"
         assert re.match(
@@ -172,6 +175,21 @@ def test_the_replicas_for_a_rate_are_the_fewest(
             traffic = under.workload.model_copy(update={"requests": 800})
             under = under.model_copy(update={"workload": traffic, "seed": 77})
             assert verdict_of(under, asked.section.objectives).holds == holds, name
+
+
+@pytest.mark.parametrize(
+    ("uncertainty", "replicas", "rate", "servers"),
+    [
+        ((20.0, 45.0), 3, 30.0, [2, 5]),  # 15 and 6.7 requests/s each: 2 and 4.5 of them
+        ((25.0, 36.0), 2, 10.0, [1, 2]),  # 12.5 each at the worst: one would do, but is too few
+        ((20.0, 45.0), 3, 60.0, [4, 9]),  # the three do not carry it
+        (None, 3, 30.0, None),
+    ],
+)
+def test_the_fewest_and_the_most_servers_for_a_rate(
+    uncertainty: tuple[float, float] | None, replicas: int, rate: float, servers: list[int] | None
+) -> None:
+    assert servers_90(uncertainty, replicas, rate) == servers
 
 
 def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

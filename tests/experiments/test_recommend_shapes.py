@@ -38,8 +38,8 @@ from sarathi_sim.experiments.capacity.recommend import (
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.deployment import default_handover, deploy
 from sarathi_sim.experiments.config.loading import check_scenario, load_experiment
+from sarathi_sim.experiments.config.pools import pool_of
 from sarathi_sim.experiments.config.scenario import POOLS
-from sarathi_sim.experiments.config.two_pools import pool_of
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError

@@ -20,8 +20,8 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, MOE, OPS
 from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.simulator.op_times.breakdown import breakdown
 from sarathi_sim.simulator.op_times.iteration import NO_HOST
+from sarathi_sim.simulator.views.explain import breakdown
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import deployed, message
 from tests.profiler.hf_configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_3, MISTRAL_1

@@ -212,7 +212,7 @@ def test_the_key_covers_the_code_that_reads_profiles() -> None:
     }
     assert loaded, done.stderr
     modules = {path for path in loaded if (ROOT / path).is_file()}  # the others are packages
-    assert "profiler/bundle/table_files.py" in modules
+    assert "profiler/bundle/tables.py" in modules
     covered = {path for path in modules if any(PurePath(path).match(each) for each in _CODE)}
     assert modules == covered
 

@@ -26,7 +26,7 @@ from sarathi_sim.experiments.run.traffic import (
 )
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.describe import lengths_line
+from sarathi_sim.simulator.load.requests import lengths_line
 from tests.experiments.small_config import HERE, called, refused
 from tests.experiments.small_laboratory import question, recommendation
 

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim.experiments.config.calibration import check_replaceable, read_calibration
 from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.inputs import check_replaceable, read_calibration
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.measured.load_tools import Benchmark
 from sarathi_sim.experiments.measured.replay import MeasuredRun, Overheads, cases_of, simulated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from sarathi_sim.experiments.run.experiment import simulate_all
+from sarathi_sim.experiments.run.uncertainty import capacity_interval
 from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
 from sarathi_sim.simulator.op_times.iteration import WholeLayer
 from tests.experiments.small_config import SMALL, loaded
@@ -62,3 +64,24 @@ def test_whole_layers_that_scatter_make_a_run_less_sure(tmp_path: Path) -> None:
         # All-reduces lie outside of whole layers: of longer layers their errors are a smaller part.
         assert widths[-1] > 0.9 * ops
     assert widths[1] > 1.2 * widths[0]
+
+
+LOGS = [(-0.04, 0.04), (-0.12, 0.0), (0.01, 0.04), (-math.inf, 0.04)]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "low", "high"),
+    [
+        ([], -0.03, 0.03),
+        (LOGS[:1], -0.05, 0.05),  # 3, 4 and 5
+        (LOGS[:2], -0.13, 0.05),  # 5, 12 and 13
+        (LOGS[2:3], -0.03, 0.05),  # the capacity lies below it: no error downwards
+        (LOGS[3:], -math.inf, 0.05),
+    ],
+)
+def test_independent_errors_of_a_capacity_add_in_squares(
+    intervals: list[tuple[float, float]], low: float, high: float
+) -> None:
+    ends = [[7 * math.exp(end) for end in interval] for interval in intervals]
+    whole = capacity_interval(7.0, 0.03, *ends)
+    assert whole == pytest.approx((7 * math.exp(low), 7 * math.exp(high)))

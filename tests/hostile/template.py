@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from sarathi_sim.experiments.config.calibration import ServerCalibration
+from sarathi_sim.experiments.config.inputs import ServerCalibration
 from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
 from sarathi_sim.profiler.facts.model import load_model
 from tests.experiments import test_benchmarks as load_tools

@@ -16,7 +16,7 @@ from sarathi_sim.profiler.engine.spec import TIMED_OPS, GridWork
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records, Switches
-from sarathi_sim.simulator.loop.simulation import simulate
+from tests.simulator import simulate
 
 SEND_S, TURNAROUND_S = float(quantize(2e-4)), float(quantize(3e-4))
 

@@ -24,7 +24,7 @@ from sarathi_sim.experiments.lab.engines import first_light as fl
 from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.planning.grid import ProfileError
 from tests.patience import PATIENCE_S
 from tests.processes import children, gone
 from tests.sampled import stack_bundle

@@ -29,7 +29,7 @@ from sarathi_sim.profiler.facts.device import load_device, shipped_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import LOCAL, ROW_OPS
 from sarathi_sim.profiler.measuring.to_bundle import measured_bundle, skipped
-from sarathi_sim.profiler.planning.journal import Journal, Timing
+from sarathi_sim.profiler.planning.grid import Journal, Timing
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.sampled import device_bundle, profile_folder
 

@@ -14,7 +14,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine import driver
 from sarathi_sim.profiler.engine.driver import Book, Returned, Served, serve
 from sarathi_sim.profiler.engine.spec import Work
-from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.planning.grid import ProfileError
 from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, RankProcesses
 from tests.clock import only_sleep_takes_time
 

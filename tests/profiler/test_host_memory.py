@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sarathi_sim.profiler.storage import memory
-from sarathi_sim.profiler.storage.memory import available_bytes, host_memory
+from sarathi_sim.profiler.storage import child
+from sarathi_sim.profiler.storage.child import available_bytes, host_memory
 
 GIB = 2**30
 
@@ -17,9 +17,9 @@ GIB = 2**30
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 GiB, 10 of them free, and the process in the mount's root, as inside a container."""
     found = SimpleNamespace(total=16 * GIB, available=10 * GIB)
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: found)
-    monkeypatch.setattr(memory, "MEMBERSHIP", tmp_path / "member")
-    monkeypatch.setattr(memory, "GROUPS", tmp_path / "mount")
+    monkeypatch.setattr(child.psutil, "virtual_memory", lambda: found)
+    monkeypatch.setattr(child, "MEMBERSHIP", tmp_path / "member")
+    monkeypatch.setattr(child, "GROUPS", tmp_path / "mount")
     (tmp_path / "member").write_text("0::/\n")
 
 

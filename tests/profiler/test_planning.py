@@ -15,9 +15,11 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import LOCAL
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.measuring.degree import stalled
-from sarathi_sim.profiler.planning.grid import Grid, SizeGrid, Surface
-from sarathi_sim.profiler.planning.settings import (
+from sarathi_sim.profiler.planning.grid import (
+    Grid,
     Limits,
+    SizeGrid,
+    Surface,
     allowed,
     coarse_grid,
     default_limits,

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from sarathi_sim.profiler.planning.journal import Journal, ProfileError, Timing, settings_hash
+from sarathi_sim.profiler.planning.grid import Journal, ProfileError, Timing, settings_hash
 from sarathi_sim.profiler.storage import files, manifest
-from sarathi_sim.profiler.storage.child import mapped
+from sarathi_sim.profiler.storage.child import default_to_one_thread, mapped
 from sarathi_sim.profiler.storage.files import (
     make_folders,
     partial,
@@ -30,7 +30,6 @@ from sarathi_sim.profiler.storage.files import (
 )
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.profiler.storage.threads import default_to_one_thread
 from tests.patience import PATIENCE_S
 from tests.processes import children, gone
 
@@ -367,7 +366,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
 import sys
 from pathlib import Path
-from sarathi_sim.profiler.planning.journal import Journal, Timing
+from sarathi_sim.profiler.planning.grid import Journal, Timing
 journal = Journal(Path(sys.argv[1]), {"a": 1})
 for number in range(10**9):
     journal.add("preproj", (number,), Timing(number + 0.5, samples=3))
@@ -580,7 +579,7 @@ VARIABLES = [f"{name}_{'MAXIMUM' if name == 'VECLIB' else 'NUM'}_THREADS" for na
 IMPORTS = "import json, numpy, scipy.linalg, sklearn.utils._openmp_helpers, threadpoolctl\n"
 COUNT = "print(json.dumps([i['num_threads'] for i in threadpoolctl.threadpool_info()]))\n"
 BEFORE = (
-    "from sarathi_sim.profiler.storage.threads import default_to_one_thread\n"
+    "from sarathi_sim.profiler.storage.child import default_to_one_thread\n"
     "default_to_one_thread()\n"
 )
 FIT = (

@@ -10,9 +10,8 @@ from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.profiler.engine.driver import Book, Returned, Served, serve
-from sarathi_sim.profiler.engine.rank import greedy
+from sarathi_sim.profiler.engine.rank import Stage, greedy
 from sarathi_sim.profiler.engine.spec import StageShape, Work
-from sarathi_sim.profiler.engine.stage import Stage
 from sarathi_sim.profiler.facts.model import ModelSpec
 
 

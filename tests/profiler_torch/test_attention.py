@@ -20,12 +20,13 @@ from torch.nn.attention import _cur_sdpa_kernel_backends
 
 from sarathi_sim.profiler.shard import attention as backends
 from sarathi_sim.profiler.shard.attention import (
+    Chunk,
+    Decodes,
     KVCache,
     SdpaAttention,
     XformersAttention,
     choose_attention,
 )
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes
 from tests.profiler_torch import fake_cuda
 
 CUDA = torch.device("cuda")

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from sarathi_sim.profiler.engine.rank import Stage
 from sarathi_sim.profiler.engine.spec import EngineError, StageShape, Work
-from sarathi_sim.profiler.engine.stage import Stage
 from sarathi_sim.profiler.facts.model import ModelSpec
 from tests.patience import PATIENCE_S
 from tests.profiler_torch.local_engine import LocalEngine, poison

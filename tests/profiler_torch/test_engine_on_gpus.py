@@ -17,12 +17,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sarathi_sim.profiler.engine import rank, stage
+from sarathi_sim.profiler.engine import rank
 from sarathi_sim.profiler.engine.processes import EngineProcesses
-from sarathi_sim.profiler.engine.rank import Compute, open_compute
+from sarathi_sim.profiler.engine.rank import Compute, Stage, Stopwatch, open_compute
 from sarathi_sim.profiler.engine.spec import Work
-from sarathi_sim.profiler.engine.stage import Stage, Stopwatch
-from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.planning.grid import ProfileError
 from sarathi_sim.profiler.shard.layer import RandomWeights
 from tests.profiler_torch.test_engine_processes import spec
 
@@ -53,7 +52,7 @@ class Event:
 
 
 def test_a_gpus_laps_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "cuda_events", lambda: (Event(), Event()))
+    monkeypatch.setattr(rank, "cuda_events", lambda: (Event(), Event()))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the current one")
     watch = Stopwatch(torch.device("cuda"))
     for _ in range(3):
@@ -69,7 +68,7 @@ def test_a_gpus_laps_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_hosts_laps_add_up_to_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([1.0, 1.5, 3.5, 3.75])
-    monkeypatch.setattr(stage.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(rank.time, "perf_counter", lambda: next(ticks))
     watch = Stopwatch(torch.device("cpu"))
     watch.start()
     for name in ("gemm", "attention", "gemm"):

@@ -15,7 +15,7 @@ import pytest
 
 from sarathi_sim.profiler.engine.processes import EngineProcesses
 from sarathi_sim.profiler.engine.spec import EngineSpec
-from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.planning.grid import ProfileError
 from tests.patience import PATIENCE_S
 from tests.processes import children, gone
 from tests.profiler_torch.small import GQA, MAX_LENGTH, requests, settings

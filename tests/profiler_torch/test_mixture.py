@@ -17,11 +17,9 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.measuring import degree
 from sarathi_sim.profiler.measuring.measure import profile
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps, memory_needs, overheads
-from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.profiler.planning.settings import Limits, Settings
-from sarathi_sim.profiler.shard.attention import SdpaAttention
+from sarathi_sim.profiler.planning.grid import Limits, ProfileError, Settings
+from sarathi_sim.profiler.shard.attention import Chunk, Rows, SdpaAttention
 from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
-from sarathi_sim.profiler.shard.rows import Chunk, Rows
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.profiler_torch import fake_cuda

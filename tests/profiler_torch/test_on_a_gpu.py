@@ -17,10 +17,9 @@ from sarathi_sim.profiler.facts.layer_kinds import Experts
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.measuring.measure import profile
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps, overheads
-from sarathi_sim.profiler.planning.settings import Limits, Settings
-from sarathi_sim.profiler.shard.attention import KVCache, choose_attention
+from sarathi_sim.profiler.planning.grid import Limits, Settings
+from sarathi_sim.profiler.shard.attention import Chunk, Decodes, KVCache, choose_attention
 from sarathi_sim.profiler.shard.layer import LayerState
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes
 from sarathi_sim.profiler.shard.timing import Sampler, Timer, guarded
 
 pytestmark = [

@@ -19,8 +19,7 @@ from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.measuring import degree, shard_ops
 from sarathi_sim.profiler.measuring.measure import profile
-from sarathi_sim.profiler.planning.journal import ProfileError
-from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.planning.grid import Limits, ProfileError, Settings
 from sarathi_sim.profiler.shard import environment, timing
 from sarathi_sim.profiler.shard.timing import GpuState, Sampler
 from tests.patience import PATIENCE_S

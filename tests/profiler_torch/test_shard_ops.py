@@ -12,15 +12,20 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, LOCAL, OPS
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps, advice
-from sarathi_sim.profiler.planning.settings import (
+from sarathi_sim.profiler.planning.grid import (
     DESIGNED,
     Limits,
     designed_points,
     skewed_contexts,
 )
-from sarathi_sim.profiler.shard.attention import KVCache, SdpaAttention
+from sarathi_sim.profiler.shard.attention import (
+    Chunk,
+    Decodes,
+    KVCache,
+    Rows,
+    SdpaAttention,
+)
 from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
-from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Rows
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
 from tests.profiler_torch.small import GQA, MHA, PLAIN
 

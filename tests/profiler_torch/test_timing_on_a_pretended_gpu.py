@@ -20,8 +20,7 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.measuring import degree, ranks, shard_ops
 from sarathi_sim.profiler.measuring.degree import DegreeSession
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps
-from sarathi_sim.profiler.planning.journal import Journal, ProfileError, Timing
-from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.planning.grid import Journal, Limits, ProfileError, Settings, Timing
 from sarathi_sim.profiler.shard import timing
 from sarathi_sim.profiler.shard.attention import SdpaAttention
 from sarathi_sim.profiler.shard.timing import Timer

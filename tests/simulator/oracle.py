@@ -20,8 +20,9 @@ from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records, ReplicaLog, Switches
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.simulation import Clients, ClosedLoop, simulate
+from sarathi_sim.simulator.loop.simulation import Clients, ClosedLoop
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.simulator import simulate
 from tests.textbook.pipeline import Micro, TextbookPipeline
 from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
 from tests.textbook.simulation import simulate_textbook

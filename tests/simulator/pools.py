@@ -24,7 +24,8 @@ from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.records import Records
-from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
+from sarathi_sim.simulator.loop.simulation import SimulationError
+from tests.simulator import simulate
 from tests.simulator.oracle import (
     Surroundings,
     arrivals,

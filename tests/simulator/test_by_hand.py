@@ -29,8 +29,13 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import DEFAULT, Records, ReplicaLog, Switches
 from sarathi_sim.simulator.loop.replica import Nominal, Predictor
-from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.views.metrics import QUANTILES, Analysis, _useful_s, paging_summary
+from sarathi_sim.simulator.views.metrics import (
+    QUANTILES,
+    Analysis,
+    _useful_s,
+    paging_summary,
+)
+from tests.simulator import simulate
 
 UNIT = 2.0**-10
 BEST = [(4, 3), (2, 2), (6, 2), (2, 2)]

@@ -31,13 +31,13 @@ from sarathi_sim.simulator.confidence.retime import retimed_finish
 from sarathi_sim.simulator.confidence.retime_steps import Steps
 from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples, op_time_samples
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records
-from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times, decode_surface
+from sarathi_sim.simulator.views.explain import OpUse, breakdown, whole_layer
+from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import Analysis
-from sarathi_sim.simulator.views.spans import Spans
+from tests.simulator import simulate
 from tests.simulator.oracle import System, make_requests, systems, with_ranks
 from tests.simulator.pools import PoolSystem, pool_systems
 from tests.simulator.test_predictor import GPT3, LAYER_OPS, shipped, simple_bundle
@@ -373,12 +373,9 @@ def test_unchanged_durations_give_the_recorded_steps(system: System | PoolSystem
     for steps in steps_of(records):
         alone = dataclasses.replace(records, replicas=[steps.log])
         rows = [np.arange(steps.log.num_iterations)]
-        (finish,) = retimed_finish(alone, [steps.spans], partial(_unchanged, steps), 1, rows)
+        extra = partial(steps.extra, nothing)  # type: ignore[arg-type]
+        (finish,) = retimed_finish(alone, [steps.spans], extra, 1, rows)
         assert np.array_equal(finish[:, 0], steps.log.iterations["finish_s"])
-
-
-def _unchanged(steps: Steps, _: int, rows: Ints) -> tuple[Floats, ...]:
-    return steps.extra(nothing, rows)  # type: ignore[arg-type]
 
 
 def steps_of(records: Records) -> list[Steps]:
@@ -403,7 +400,7 @@ def test_one_rank_that_slows_down_holds_the_other() -> None:
         added = np.array([[0.0, gap, gap + 0.01]]) * (rows[:, None] == 0) * (rank == 1)
         return added, 0 * added, 0 * added, 0 * added
 
-    found = steps.extra(slower, np.arange(2))  # type: ignore[arg-type]
+    found = steps.extra(slower, 0, np.arange(2))  # type: ignore[arg-type]
     assert gap > 0 and found[0] == pytest.approx(np.array([[0, 0, 0.01], [0, 0, 0]]))
     assert not any(part.any() for part in found[1:])
 

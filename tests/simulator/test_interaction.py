@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.profiler.bundle.schema import TABLES, Bundle
-from sarathi_sim.profiler.planning.settings import default_limits, designed_points
+from sarathi_sim.profiler.planning.grid import default_limits, designed_points
 from sarathi_sim.simulator.confidence.bands import UNKNOWN
 from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, layer_error, op_errors
 from sarathi_sim.simulator.loop.clock import QUANTUM_S

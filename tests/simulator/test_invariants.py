@@ -21,10 +21,16 @@ from sarathi_sim.policies.radix import RadixBlocks, path
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
+from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, Spans, gaps, iteration_bubbles
 from sarathi_sim.simulator.views.metrics import Analysis, extra_decodes
-from sarathi_sim.simulator.views.spans import Spans
-from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems, with_ranks
+from tests.simulator.oracle import (
+    MAX_LENGTH,
+    POLICIES,
+    System,
+    make_requests,
+    systems,
+    with_ranks,
+)
 from tests.simulator.pools import (
     PoolSystem,
     Who,

@@ -21,8 +21,8 @@ from sarathi_sim.profiler.facts.ops import ALL_REDUCE
 from sarathi_sim.profiler.facts.roofline import attended, attended_within
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import engine_memory as em
-from sarathi_sim.simulator.load.workload import burstier, longer_prefixes, longer_requests
-from sarathi_sim.simulator.op_times.link_times import Reduce, Route
+from sarathi_sim.simulator.load.requests import burstier, longer_prefixes, longer_requests
+from sarathi_sim.simulator.op_times.op_times import Reduce, Route
 from tests.experiments.small_config import deployed
 from tests.sampled import device_bundle
 

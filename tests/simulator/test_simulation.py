@@ -19,8 +19,9 @@ from sarathi_sim.simulator.loop.pipeline import Jitter
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Replica
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.loop.simulation import Arrival, ClosedLoop, SimulationError, simulate
+from sarathi_sim.simulator.loop.simulation import Arrival, ClosedLoop, SimulationError
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.simulator import simulate
 from tests.simulator.oracle import System, make_requests
 
 SERVICE_S = 2.0**-7

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.experiments.run.run_answer import ratios_table, run_answer
-from sarathi_sim.simulator.views.metrics import Analysis
-from sarathi_sim.simulator.views.steady import (
+from sarathi_sim.simulator.views.metrics import (
     BLOCKS,
     CRITICAL,
+    Analysis,
     kendall_s,
     mser5,
     steady_state,

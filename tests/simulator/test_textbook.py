@@ -17,8 +17,8 @@ from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.routers import ROUTERS
-from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
-from tests.simulator import oracle, pools
+from sarathi_sim.simulator.loop.simulation import SimulationError
+from tests.simulator import oracle, pools, simulate
 
 PADDED = ("request_level", True)
 # Padding needs bound micro-batches: request-level batching has no free pool.

@@ -9,17 +9,22 @@ import pytest
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import SHAPE, load_experiment
-from sarathi_sim.simulator.op_times.breakdown import breakdown
-from sarathi_sim.simulator.views.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
-from sarathi_sim.simulator.views.metric_registry import (
+from sarathi_sim.simulator.views.explain import (
+    LATENCY_PARTS,
+    STAGE_PARTS,
+    Explanation,
+    breakdown,
+    explain,
+)
+from sarathi_sim.simulator.views.metrics import (
     METRICS,
     STEADY,
+    Analysis,
     Better,
     known,
     number_text,
     quantity,
 )
-from sarathi_sim.simulator.views.metrics import Analysis
 
 GPT3 = ("workload.requests=60", "batching.max_batch=4")
 CASES = {

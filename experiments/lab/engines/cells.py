@@ -16,7 +16,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.spec import EngineSpec, GridWork
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.planning.settings import skewed_contexts
+from sarathi_sim.profiler.planning.grid import skewed_contexts
 from sarathi_sim.simulator.loop.clock import quantize
 from ...config.base import Source
 from ...config.deployment import layers_of

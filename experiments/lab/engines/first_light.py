@@ -39,7 +39,7 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import asked_at
-from sarathi_sim.profiler.planning.journal import ProfileError
+from sarathi_sim.profiler.planning.grid import ProfileError
 from sarathi_sim.profiler.storage.child import Say, end_with, how_it_ended, start_child
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock

@@ -34,9 +34,7 @@ from sarathi_sim.profiler.engine.processes import EngineProcesses, EngineRun, Fa
 from sarathi_sim.profiler.engine.spec import TIMED_OPS, EngineSpec, GridWork
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.measuring.to_bundle import tables_of
-from sarathi_sim.profiler.planning.grid import Key
-from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
-from sarathi_sim.profiler.planning.settings import MIXED, SKEWED
+from sarathi_sim.profiler.planning.grid import MIXED, SKEWED, Key, Timing, relative_iqr
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import nominal_times
@@ -48,7 +46,7 @@ from sarathi_sim.simulator.loop.records import (
     StageTimes,
     Switches,
 )
-from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.views.ledger import WAITS
@@ -374,7 +372,7 @@ class StageTimePrediction:
         """The open loop, without any number of the measured run."""
         switches = Switches(lazy=True, turnaround_s=self.links.turnaround_s)
         one = self.cell.scheduler()
-        return simulate(requests, [one], self, self.cell.layers, switches=switches)
+        return simulate(requests, Replicas([one], self, self.cell.layers, switches))
 
     def calibrated(self, runs: Sequence[tuple[EngineRun, list[Request]]]) -> StageTimePrediction:
         """The prediction with offset and factor fitted to relative errors of other runs' stages."""

@@ -23,8 +23,7 @@ from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
 from sarathi_sim.profiler.kernels.stack_file import StackSpec, load_stack
 from sarathi_sim.profiler.physics.fit import Bools, Rows, median_p95_worst
 from sarathi_sim.profiler.physics.forms import GEMM
-from sarathi_sim.profiler.planning.grid import Key, SizeGrid
-from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
+from sarathi_sim.profiler.planning.grid import TILE, Key, Limits, SizeGrid, coarse_grid
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.confidence.bands import scored
 from sarathi_sim.simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
-from sarathi_sim.profiler.storage.child import Progress, mapped, silent
+from sarathi_sim.profiler.storage.child import Progress, default_to_one_thread, mapped, silent
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, parse, strict_dataclass
-from sarathi_sim.profiler.storage.threads import default_to_one_thread
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, TimeBySize
 from ...report.section import Section, Table

@@ -28,7 +28,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.profiler.storage.child import Progress, mapped
 from sarathi_sim.profiler.storage.files import write_whole
-from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
 from ...report.draw import files
@@ -222,7 +222,7 @@ def four_requests(lab: Lab, policy: Policy) -> Analysis:
     scheduler = MicroBatches(policy, **sizes)
     sizes = {"max_tokens": 2048, "max_length": 2048, "max_batch": 4, "num_stages": 2}
     times = BundlePredictor(m.ops, scope="intra_node", **sizes)
-    return Analysis(simulate(requests, [scheduler], times, (half, m.layers - half)))
+    return Analysis(simulate(requests, Replicas([scheduler], times, (half, m.layers - half))))
 
 
 def _schedule(analysis: Analysis, title: str, longest: float) -> Chart:

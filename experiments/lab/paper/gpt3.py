@@ -18,8 +18,8 @@ from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes
+from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import Analysis
-from sarathi_sim.simulator.views.spans import Spans
 from ...config.deployment import deploy
 from ...config.loading import load_experiment
 from ...run.machine import Machine

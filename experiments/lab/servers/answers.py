@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.simulator.views.metric_registry import number_text
+from sarathi_sim.simulator.views.metrics import number_text
 from ...report.section import Section, Table, enumerated
 from ..engines.lockstep import Replay
 from .errors import DRAFTED, TOO_WIDE
@@ -178,7 +178,8 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
         question="What rate do MLPerf's audited systems carry at their P99 limits?",
         answer=f"{said['answered']} of {said['rows']} runs have a prediction. Of "
         f"{stopped['rows']} that stopped at a limit, {stopped['within']} have a capacity of 0.95 "
-        f"to 1.10 times their rate, and {stopped['same_limit']} meet the same limit; of "
+        f"to 1.10 times their rate, {stopped['same_limit']} meet the same limit, and "
+        f"{stopped['in_90']} lie in the 90 % interval fitted without their own system; of "
         f"{proven['rows']} others, {proven['within']} have one from 0.97 times their rate to 1.05 "
         "times Offline.",
         assumed=[

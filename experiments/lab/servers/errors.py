@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.csv_cells import as_numbers, read_cells
+from sarathi_sim.profiler.bundle.tables import as_numbers, read_cells
 from sarathi_sim.profiler.storage.strict import UserError
 from .rows import METRICS, SCORED, Measured, ServerTimes
 from .scenarios import measured_cold, server_of

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, Json
 
-from sarathi_sim.profiler.bundle.csv_cells import read_cells
+from sarathi_sim.profiler.bundle.tables import read_cells
 from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, PREFILL
 from sarathi_sim.profiler.kernels.borrowed import LENT_PCT
@@ -42,6 +42,8 @@ from ...config.deployment import Deployment, deploy
 from ...config.loading import check_scenario
 from ...sweeps.backends import Backend
 from ...sweeps.plan import SharedRequests
+from . import capacity_error
+from .capacity_error import is_mixture
 from .rows import METRICS, Name, Positive, present, read_tables
 from .runs import NORMAL_90, Bench, bench
 
@@ -90,8 +92,6 @@ TASKS = {
     "mixtral-8x7b": MlperfTask("mixtral-8x7b", most=1024),
     "deepseek-r1": MlperfTask("deepseek-r1"),
 }
-#: Those that are mixtures of experts.
-MIXTURES = ("mixtral-8x7b", "deepseek-r1")
 DEVICES = {
     "B200": "b200-sxm",
     "GB200": "gb200",
@@ -232,12 +232,8 @@ class MlperfHost:
         """The root mean square of the other cells' errors; of those alike, dense models or mixtures
         of experts, if there are any."""
         others = {name: error for name, error in self.errors.items() if name != cell}
-        alike = [e for name, e in others.items() if _is_mixture(name) == _is_mixture(cell)]
+        alike = [e for name, e in others.items() if is_mixture(name) == is_mixture(cell)]
         return _root_mean_square(alike or [*others.values()] or [0.0])
-
-
-def _is_mixture(cell: str) -> bool:
-    return cell.rpartition(", ")[2] in MIXTURES
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
@@ -420,6 +416,13 @@ class ScoredMlperf:
     host: MlperfHost
     fitted: bool = False
 
+    @property
+    def capacities(self) -> pd.DataFrame:
+        """The table of :mod:`.capacity_error`: the runs that stopped at a limit."""
+        stopped = [run for run in self.runs if run.stopped and run.id in self.best]
+        rows = [(run.id, run.cell, run.rate, self.best[run.id].capacity) for run in stopped]
+        return pd.DataFrame(rows, columns=["id", "cell", "measured_per_s", "predicted_per_s"])
+
     def content(self) -> dict[str, Any]:
         """As ``score --json`` prints it. Llama-3.1-8B is a judge of the host, and apart."""
         best = self.best
@@ -452,7 +455,8 @@ class ScoredMlperf:
             "mlperf": {
                 "rows": len({run.id for run in self.runs} | self.refused.keys()),
                 "answered": len(best),
-                "stopped_at_a_limit": judged(True) | {"same_limit": same},
+                "stopped_at_a_limit": judged(True)
+                | {"same_limit": same, "in_90": sum(capacity_error.inside(self.capacities))},
                 "proven": judged(False),
                 "latencies": {
                     name: {key: errors(of, key) for key in LATENCIES}
@@ -493,7 +497,11 @@ class ScoredMlperf:
         table = pd.DataFrame(lines, columns=["id", *columns, "reason"])
         table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
         if self.fitted:
-            write_whole(folder / "mlperf_host.yaml", dump_yaml(asdict(self.host)).encode())
+            rows = self.capacities
+            rows.to_csv(folder / capacity_error.ROWS, index=False, float_format="%.6g")
+            error = capacity_error.fitted(rows)
+            for name, of in (("mlperf_host", asdict(self.host)), ("capacity_error", asdict(error))):
+                write_whole(folder / f"{name}.yaml", dump_yaml(of).encode())
 
 
 # Simulation -------------------------------------------------------------------------------------

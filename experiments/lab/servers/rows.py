@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from sarathi_sim.profiler.bundle.csv_cells import read_cells
+from sarathi_sim.profiler.bundle.tables import read_cells
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, mistakes
 from sarathi_sim.simulator.loop.records import Floats
 from ...config.scenario import POOLS

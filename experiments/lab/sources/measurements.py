@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.csv_cells import (
+from sarathi_sim.profiler.bundle.tables import (
+    BundleError,
     check_end,
     numbers,
     read_cells,
     refuse,
     whole_numbers,
 )
-from sarathi_sim.profiler.bundle.tables import BundleError
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.storage.strict import show
 
