@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
-from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.device import DeviceSpec, engine_facts, list_devices, load_device
 from sarathi_sim.profiler.facts.formats import (
     KV_DTYPES,
     STACKS,
