@@ -206,7 +206,8 @@ def fit(
         for op, there in checked.coverage.items()
     ]
     findings = Table(str(path), ("op", "what is there", "findings"), coverage, text=3)
-    said = [f"{f.level}: {f.where}: {f.message}" for f in checked.findings]
+    worst = sorted(checked.findings, key=lambda finding: finding.level != "error")
+    said = [f"{f.level}: {f.where}: {f.message}" for f in worst]
     if checked.failed:
         section = Section("fit", str(path), question, "", [findings], warnings=said)
         return Result({}, section, code=2)

@@ -51,7 +51,6 @@ def write(folder: Path, header: dict[str, Any], settings: Any, engine: Any) -> N
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.recorder", description=__doc__)
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--out", type=Path, required=True)

@@ -337,7 +337,6 @@ def _held(old: Any, new: Any) -> bool:
 
 
 def main() -> int:
-    """Compare, print what differs, and return the exit code."""
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)  # noqa: T201
         return 2

@@ -39,7 +39,6 @@ def device_bundle(
 def stack_bundle(
     device: str, model: ModelSpec, tp: int, kernels: Kernels, max_tokens: int = 131072
 ) -> Bundle:
-    """The same of a stack's kernels."""
     times = StackTimes(device, kernels, model, tp)
     return sampled(times, max_tokens, times.longest_context)
 
@@ -99,7 +98,6 @@ def _pairs(**columns: list[int] | list[str]) -> pd.DataFrame:
 
 
 def put_table(root: Path, path: str, *rows: dict[str, object]) -> Path:
-    """Write a public table of kernels of an H100 under ``root``."""
     file = root / "aiconfigurator" / "h100_sxm" / path
     file.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(list(rows)).to_parquet(file)

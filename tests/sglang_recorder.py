@@ -68,7 +68,6 @@ SHIPPED = {
 
 
 def random_settings(draw: random.Random) -> Settings:
-    """Anything the scheduler can be set to that a log can name."""
     groups = draw.choice([0, 0, 1, 3])
     return Settings(
         page_size=draw.choice([1, 1, 4, 16]),
@@ -93,7 +92,6 @@ def random_settings(draw: random.Random) -> Settings:
 
 
 def workload(settings: Settings, seed: int) -> list[list[Any]]:
-    """Rows as in a log's header."""
     draw = random.Random(seed)
     prefixes = [draw.choice([33, 64, 96, 130]) for _ in range(4)]
     rows: list[list[Any]] = []
@@ -122,8 +120,6 @@ def prompt_tokens(row: list[Any]) -> list[int]:
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules whose every attribute is a mock."""
-
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
         if name.split(".")[0] not in NOT_NEEDED:
             return None
@@ -145,7 +141,6 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def worker_of(settings: Settings) -> Any:
-    """A tensor-parallel worker with the memory pools of one, and no model."""
     import torch
     from sglang.srt.managers import scheduler as module
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
@@ -181,7 +176,6 @@ def worker_of(settings: Settings) -> Any:
 
 
 def build_scheduler(settings: Settings, model: Path) -> Any:
-    """SGLang's scheduler around a worker without a model."""
     import torch
     from sglang.srt.managers import scheduler as module
     from sglang.srt.runtime_context import SpawnRanks, get_context, get_parallel, publish
@@ -263,7 +257,6 @@ class Recording:
         )
 
     def run(self) -> None:
-        """Serve every request."""
         scheduler = self.scheduler
         try:
             if self.settings.disable_overlap_schedule:
@@ -274,7 +267,6 @@ class Recording:
             pass
 
     def receive(self, **_: Any) -> list[Any]:
-        """Hand over what has arrived, where the engine looks."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -306,13 +298,11 @@ class Recording:
         return []
 
     def queue(self, request: Any, is_retracted: bool = False) -> Any:
-        """A request waits, for the first time or again."""
         if is_retracted:
             self.retracted.append(int(request.rid))
         return self._queue(request, is_retracted=is_retracted)
 
     def schedule(self, **given: Any) -> Any:
-        """One decision."""
         s = self.scheduler
         self.retracted.clear()
         plan = self._next(**given)
@@ -346,7 +336,6 @@ class Recording:
         return plan
 
     def launch(self, batch: Any, *given: Any, **named: Any) -> Any:
-        """The batch that was decided last is executed."""
         self.launched.append(self.steps - 1)
         return self._run(batch, *given, **named)
 
@@ -364,7 +353,6 @@ class Recording:
         return GenerationBatchResult(next_token_ids=torch.tensor(tokens, dtype=torch.int64))
 
     def book(self, batch: Any, result: Any) -> Any:
-        """A batch's tokens are handed over."""
         before = [request for request in batch.reqs if not request.finished()]
         booked = self._book(batch, result)
         ended = sorted(int(request.rid) for request in before if request.finished())
@@ -373,7 +361,6 @@ class Recording:
 
 
 def load() -> str:
-    """Import its scheduler, which takes some ten seconds; its version."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
     import transformers.utils.import_utils as found
 

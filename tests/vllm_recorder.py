@@ -52,7 +52,6 @@ class Settings:
 
     @property
     def log_mode(self) -> str | None:
-        """The log's mode (docs/lockstep.md)."""
         return self.mode
 
 
@@ -298,7 +297,6 @@ class Recording:
         self.draw = random.Random(len(rows))
 
     def run(self) -> None:
-        """Serve every request."""
         while self.coming or self.flight or self.scheduler.has_requests():
             if not (self.flight or self.scheduler.has_requests()):
                 self.now = max(self.now, self.coming[0][1])
@@ -324,7 +322,6 @@ class Recording:
             self.events.append(["add", row[0]])
 
     def _schedule(self) -> bool:
-        """One decision; whether there is anything in it."""
         scheduler = self.scheduler
         output = scheduler.schedule()
         computed = {each.req_id: each.num_computed_tokens for each in output.scheduled_new_reqs}
@@ -362,7 +359,6 @@ class Recording:
         return bool(tokens)
 
     def _book(self) -> None:
-        """Wait for the oldest batch, and hand its tokens over."""
         from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
         done, step, output, yields = self.flight.popleft()
@@ -398,7 +394,6 @@ class Recording:
             self._propose([id for id in yields if id in self.scheduler.requests])
 
     def _propose(self, ids: list[str]) -> None:
-        """Hand over drafts for these requests' next decodes."""
         from vllm.v1.outputs import DraftTokenIds
 
         counts = [self.draw.randint(0, self.settings.k) for _ in ids]
@@ -407,7 +402,6 @@ class Recording:
 
 
 def load() -> str:
-    """Import vLLM; its version."""
     os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     import vllm
 

@@ -27,7 +27,6 @@ from sarathi_sim.policies.catalogue import is_pooled
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.requests import at_once, make_requests
-from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records
 from tests.simulator import simulate
 from tests.textbook.pipeline import TextbookPipeline
@@ -45,28 +44,21 @@ def benchmark(
 ) -> dict[str, Any]:
     """Time the experiments' scenarios on their workloads; medians over ``repeats``.
 
-    Returns, by scenario, ``loop_s`` (records included), ``oracle_s``, ``speedup_vs_oracle`` and its
-    range over the repeats ``speedup_range``, ``trace_share`` (what it takes beside the loop to
-    recover when every micro-batch was on every stage), ``stage_executions_per_s``,
-    ``loop_iteration_us``, ``over_reserved`` and its range ``over_reserved_range`` (paged scenarios:
-    the time of an iteration as a multiple of that of the experiment's first scenario with reserved
-    memory in the same repeat) and ``iteration_us`` (by batch; the least over the repeats). Of this
-    whole process: ``peak_rss_mb`` (the textbook simulations included) and
-    ``peak_rss_before_oracle_mb``. All times are seconds or microseconds of the processor. Raises
-    UserError for a scenario that serves no request, or is too short to be timed.
+    Returns, by scenario, ``loop_s`` (records included), ``oracle_s``, ``speedup_vs_oracle``,
+    ``loop_iteration_us``, ``over_reserved`` (paged scenarios: the time of an iteration as a
+    multiple of that of the experiment's first scenario with reserved memory in the same repeat),
+    their ranges over the repeats (``speedup_range``, ``over_reserved_range``) and ``iteration_us``
+    (by batch; the least over the repeats); and ``peak_rss_mb`` of this whole process. All times are
+    seconds or microseconds of the processor. Raises UserError for a scenario that serves no
+    request, or is too short to be timed.
     """
     deployments, reserved = _deployed(experiments)
     # The first pass fills the predictor's tables, and counts the work.
-    iterations, executions, trace_s = {}, {}, {}
-    for name, deployment in deployments.items():
-        records = deployment.simulate()
-        iterations[name] = sum(r.num_iterations for r in records.replicas)
-        executions[name] = sum(r.num_iterations * r.num_stages for r in records.replicas)
-        trace_s[name] = _trace_s(records)
-        del records
+    iterations = {
+        name: sum(log.num_iterations for log in deployment.simulate().replicas)
+        for name, deployment in deployments.items()
+    }
     iteration_us = _by_batch(deployments, repeats, progress)
-    lean_mb = _peak_rss_mb()
-
     loop: dict[str, list[float]] = {name: [] for name in deployments}
     oracle: dict[str, list[float]] = {name: [] for name in deployments}
     total = repeats * len(deployments)
@@ -77,8 +69,9 @@ def benchmark(
         for number, (name, deployment) in enumerate(deployments.items()):
             progress("against textbook SimPy", repeat * len(deployments) + number, total)
             oracle[name].append(_timed(_textbook, deployment))
-    loop_s = {name: median(times) for name, times in loop.items()}
-    oracle_s = {name: median(times) for name, times in oracle.items()}
+    loop_s, oracle_s = (
+        {name: median(of) for name, of in times.items()} for times in (loop, oracle)
+    )
     each_us = {name: [1e6 * t / iterations[name] for t in times] for name, times in loop.items()}
     over = {name: _ratios(each_us[name], each_us[other]) for name, other in reserved.items()}
     return {
@@ -86,42 +79,35 @@ def benchmark(
         "oracle_s": oracle_s,
         "speedup_vs_oracle": {name: oracle_s[name] / loop_s[name] for name in loop_s},
         "speedup_range": {name: _range(_ratios(oracle[name], loop[name])) for name in loop_s},
-        "trace_share": {name: trace_s[name] / loop_s[name] for name in loop_s},
-        "stage_executions_per_s": {name: executions[name] / loop_s[name] for name in loop_s},
         "loop_iteration_us": {name: median(times) for name, times in each_us.items()},
         "over_reserved": {name: median(ratios) for name, ratios in over.items()},
         "over_reserved_range": {name: _range(ratios) for name, ratios in over.items()},
         "iteration_us": iteration_us,
         "peak_rss_mb": _peak_rss_mb(),
-        "peak_rss_before_oracle_mb": lean_mb,
         "repeats": repeats,
     }
 
 
+#: Rows of the table: what, the key of its numbers, and their form.
+ROWS = (
+    ("event loop (s)", "loop_s", "{:.3f}"),
+    ("textbook SimPy (s)", "oracle_s", "{:.2f}"),
+    ("times faster", "speedup_vs_oracle", "{:.1f}"),
+    ("us an iteration", "loop_iteration_us", "{:.2f}"),
+    ("that, times reserved memory", "over_reserved", "{:.2f}"),
+)
+
+
 def bench_table(numbers: Mapping[str, Any]) -> Table:
-    """The benchmark's numbers."""
-    policies = list(numbers["loop_s"])
-    simple = {
-        "event loop (s)": ("loop_s", "{:.3f}"),
-        "textbook SimPy (s)": ("oracle_s", "{:.2f}"),
-        "times faster": ("speedup_vs_oracle", "{:.1f}"),
-        "per-stage traces, share of the loop's time": ("trace_share", "{:.2f}"),
-        "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
-        "us an iteration": ("loop_iteration_us", "{:.2f}"),
-        "that, times reserved memory": ("over_reserved", "{:.2f}"),
-    }
-    rows = [
-        [
-            label,
-            *(form.format(numbers[key][p]) if p in numbers[key] else "-" for p in policies),
-        ]
-        for label, (key, form) in simple.items()
-    ]
-    by_batch = numbers["iteration_us"]
+    policies, by_batch = list(numbers["loop_s"]), numbers["iteration_us"]
+    found = [(label, form, numbers[key]) for label, key, form in ROWS]
     for batch in max(by_batch.values(), key=len):
-        times = (by_batch[policy].get(batch) for policy in policies)
-        cells = ("-" if time_us is None else f"{time_us:.2f}" for time_us in times)
-        rows.append([f"us an iteration at batch {batch}", *cells])
+        of_batch = {policy: us[batch] for policy, us in by_batch.items() if batch in us}
+        found.append((f"us an iteration at batch {batch}", "{:.2f}", of_batch))
+    rows = [
+        [label, *(form.format(of[policy]) if policy in of else "-" for policy in policies)]
+        for label, form, of in found
+    ]
     memory = f"peak memory of the process: {numbers['peak_rss_mb']:.0f} MB"
     return rich_table([""], policies, rows, caption=memory)
 
@@ -152,17 +138,6 @@ def _ratios(above: list[float], below: list[float]) -> list[float]:
 
 def _range(values: list[float]) -> list[float]:
     return [min(values), max(values)]
-
-
-def _trace_s(records: Records) -> float:
-    """Seconds to recover the time of every micro-batch on every stage; median of three."""
-    taken = []
-    for _ in range(3):
-        began = time.process_time()
-        for log in records.replicas:
-            stage_times(log)
-        taken.append(time.process_time() - began)
-    return median(taken)
 
 
 def _textbook(deployment: Deployment) -> list[TextbookPipeline]:
@@ -261,6 +236,5 @@ def _timed(work: Callable[[Deployment], object], deployment: Deployment) -> floa
 
 
 def _peak_rss_mb() -> float:
-    """Largest resident size of this process so far, in units of 2**20 bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

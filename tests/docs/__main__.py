@@ -61,7 +61,6 @@ class Bash:
         return ran.returncode, said
 
     def end(self) -> None:
-        """End what runs in the background."""
         for process in self.background:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -47,7 +47,6 @@ def lacking(needs: str) -> bool:
 
 
 def prepare(folder: Path) -> None:
-    """Make it look like a fresh checkout."""
     for name in LINKS:
         (folder / name).symlink_to(ROOT / name)
     if "SARATHI_SIM_DATASETS" in os.environ:

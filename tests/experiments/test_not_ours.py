@@ -126,9 +126,7 @@ def test_figures_with_a_file_of_the_users_are_not_replaced(
 # profiles -----------------------------------------------------------------------------------------
 
 
-def test_a_bundle_with_a_file_of_the_users_and_no_bundle_are_not_replaced(
-    tmp_path: Path,
-) -> None:
+def test_a_bundle_with_a_file_of_the_users_and_no_bundle_are_not_replaced(tmp_path: Path) -> None:
     root = tmp_path / "P"
     bundle = written(root)
     assert written(root) == bundle, "ours is replaced"

@@ -29,17 +29,14 @@ def main() -> int:
     parser.add_argument("--door", action="append", help="only this door; may be repeated")
     parser.add_argument("--only", type=int, help="only the input of that number")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--keep", type=Path, help="folder for the inputs that ended badly")
     options = parser.parse_args()
     from tests.hostile.box import empty
     from tests.hostile.harness import Harness, inputs
 
     began = time.monotonic()
-    if options.keep is not None:
-        options.keep.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="hostile-"))
     try:
-        harness = Harness(scratch, options.seed, options.keep and options.keep.resolve())
+        harness = Harness(scratch, options.seed)
         tried = inputs(options.inputs, options.door)
         if options.only is not None:
             tried = [what for what in tried if what.which == options.only]

@@ -33,6 +33,7 @@ _TRACE = [
     "--set", "workload.system_prompts={}", "--set", "workload.sessions=null",
 ]  # fmt: skip
 _OWN = ["run", "own.yaml", *_QUIET]
+_SUPPORT = ("list", "support", "--model")
 Door = Callable[[Random, Path], Command]
 
 
@@ -78,30 +79,14 @@ def experiment(rng: Random, box: Path) -> Command:
     return Command(["sweep", name, "--quiet", "--workers", "1", "--out", "new"], "new")
 
 
-def model(rng: Random, box: Path) -> Command:
-    """A damaged model YAML."""
-    _damage(box / "model.yaml", damaged_yaml, rng)
-    if rng.random() < 0.3:
-        return Command(["list", "support", "--model", "model.yaml"])
-    return _checks_or_runs(rng)
+def damaged(name: str, how: Callable[[bytes, Random], bytes], *also: str, share: float = 0) -> Door:
+    """A damaged file, met by a run; with probability ``share`` by the command ``also``."""
 
+    def door(rng: Random, box: Path) -> Command:
+        _damage(box / name, how, rng)
+        return Command([*also]) if rng.random() < share else _checks_or_runs(rng)
 
-def device(rng: Random, box: Path) -> Command:
-    """A damaged device YAML."""
-    _damage(box / "device.yaml", damaged_yaml, rng)
-    return _checks_or_runs(rng)
-
-
-def _reads_bundle(rng: Random) -> Command:
-    if rng.random() < 0.1:
-        return Command(["fit", BUNDLE])
-    return _checks_or_runs(rng)
-
-
-def meta(rng: Random, box: Path) -> Command:
-    """A bundle whose ``meta.yaml`` is damaged."""
-    _damage(box / BUNDLE / "meta.yaml", damaged_yaml, rng)
-    return _reads_bundle(rng)
+    return door
 
 
 def bundle(rng: Random, box: Path) -> Command:
@@ -110,7 +95,7 @@ def bundle(rng: Random, box: Path) -> Command:
     _damage(box / BUNDLE / f"{table}.csv", damaged_csv, rng)
     if rng.random() < 0.85:
         _sign(box / BUNDLE)
-    return _reads_bundle(rng)
+    return Command(["fit", BUNDLE]) if rng.random() < 0.1 else _checks_or_runs(rng)
 
 
 def _sign(folder: Path) -> None:
@@ -128,7 +113,6 @@ def _sign(folder: Path) -> None:
 
 
 def trace(rng: Random, box: Path) -> Command:
-    """A damaged trace of requests, or a strange name of one."""
     more = _TRACE if rng.random() < 0.5 else [*_TRACE, "--set", "workload.arrivals={kind: trace}"]
     name = "trace.csv"
     if rng.random() < 0.06:
@@ -147,11 +131,10 @@ def trace(rng: Random, box: Path) -> Command:
 
 
 def hugging_face(rng: Random, box: Path) -> Command:
-    """A damaged ``config.json``."""
     _damage(box / "hf/tiny/config.json", damaged_json, rng)
     named = rng.choice(("hf/tiny", "hf/tiny/config.json"))
     if rng.random() < 0.3:
-        return Command(["list", "support", "--model", named])
+        return Command([*_SUPPORT, named])
     return _checks_or_runs(rng, "--set", f"model={named}")
 
 
@@ -187,18 +170,19 @@ def assignment(rng: Random, box: Path) -> Command:
 _NO_FILES = ("pipe", "/dev/zero", "loop", "dangling", "mine", "locked.txt", "nowhere")
 
 
+_DATA = (
+    ("measured.csv", damaged_csv, "lab score measured.csv --workers 1 --quiet"),
+    ("peer.csv", damaged_csv, "lab score measured.csv --peer peer.csv --workers 1"),
+    ("server.jsonl", damaged_json_lines, "score server.jsonl --config exp.yaml"),
+    ("served.json", damaged_json, "score served.json --config exp.yaml"),
+    ("decisions.jsonl", damaged_json_lines, "lab lockstep decisions.jsonl"),
+    ("decisions.jsonl", damaged_json_lines, "lab lockstep decisions.jsonl --json"),
+)
+
+
 def data(rng: Random, box: Path) -> Command:
     """A damaged table of servers, a server's run, or a log of decisions; or a pipe."""
-    name, how, call = rng.choice(
-        (
-            ("measured.csv", damaged_csv, "lab score measured.csv --workers 1 --quiet"),
-            ("peer.csv", damaged_csv, "lab score measured.csv --peer peer.csv --workers 1"),
-            ("server.jsonl", damaged_json_lines, "score server.jsonl --config exp.yaml"),
-            ("served.json", damaged_json, "score served.json --config exp.yaml"),
-            ("decisions.jsonl", damaged_json_lines, "lab lockstep decisions.jsonl"),
-            ("decisions.jsonl", damaged_json_lines, "lab lockstep decisions.jsonl --json"),
-        )
-    )
+    name, how, call = rng.choice(_DATA)
     if rng.random() < 0.1:
         odd = rng.choice(_NO_FILES)
         return Command([odd if word == name else word for word in call.split()])
@@ -213,11 +197,10 @@ def data(rng: Random, box: Path) -> Command:
 
 
 def load_tool(rng: Random, box: Path) -> Command:
-    """A damaged file of a load tool."""
     name = rng.choice([*RUNS])
     _damage(box / name, damaged_json_lines if name.endswith("l") else damaged_json, rng)
     if rng.random() < 0.1:
-        return Command(["tune", name, "--config", "stacked.yaml", "--out", "new", "--quiet"], "new")
+        return _out(f"tune {name} --config stacked.yaml --quiet", "new")
     return Command(["score", name, "--config", "stacked.yaml", "--quiet"])
 
 
@@ -241,11 +224,7 @@ _ENDINGS = (
     "raise ExceptionGroup('x', [ValueError()])",
 )  # fmt: skip
 _PLACES = (
-    "@named",
-    "    def plan",
-    "        joining",
-    "        if joining",
-    "        return DECODES",
+    *("@named", "    def plan", "        joining", "        if joining", "        return DECODES"),
 )
 
 
@@ -329,7 +308,6 @@ _REPORTED = (
 
 
 def report(rng: Random, box: Path) -> Command:
-    """A report of a damaged result of any kind."""
     name = rng.choice(_REPORTED)
     _vandalise(box / name, rng)
     also = [rng.choice(_REPORTED)] if rng.random() < 0.2 else []
@@ -378,9 +356,9 @@ def out(rng: Random, box: Path) -> Command:
 
 DOORS: dict[str, tuple[Door, int]] = {
     "experiment": (experiment, 20),
-    "model": (model, 10),
-    "device": (device, 9),
-    "meta": (meta, 9),
+    "model": (damaged("model.yaml", damaged_yaml, *_SUPPORT, "model.yaml", share=0.3), 10),
+    "device": (damaged("device.yaml", damaged_yaml), 9),
+    "meta": (damaged(f"{BUNDLE}/meta.yaml", damaged_yaml, "fit", BUNDLE, share=0.1), 9),
     "bundle": (bundle, 12),
     "trace": (trace, 8),
     "hugging face": (hugging_face, 8),

@@ -38,40 +38,24 @@ class Input:
 
 @dataclass
 class Report:
-    """What came of all inputs."""
-
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     bad: list[tuple[Input, Outcome, list[str]]] = field(default_factory=list)
-    slowest: dict[str, float] = field(default_factory=dict)
-    largest: dict[str, float] = field(default_factory=dict)
 
     def add(self, what: Input, outcome: Outcome, argv: list[str]) -> None:
-        """Count one."""
         self.counts.setdefault(what.door, Counter())[outcome.word] += 1
-        self.slowest[what.door] = max(self.slowest.get(what.door, 0), outcome.seconds)
-        self.largest[what.door] = max(self.largest.get(what.door, 0), outcome.mib)
         if not outcome.good:
             self.bad.append((what, outcome, argv))
 
     def table(self) -> str:
-        """A line a door: how many inputs had which outcome, longest time and most memory."""
+        """A line a door: how many inputs had which outcome."""
         found = {(w not in boxes.GOOD, w) for c in self.counts.values() for w in c}
         words = [word for _, word in sorted(found)]
-        lines = [["door", "inputs", *words, "most s", "most MiB"]]
-        for door, count in self.counts.items():
-            numbers = [str(count[word]) for word in words]
-            most = (f"{self.slowest[door]:.1f}", f"{self.largest[door]:.0f}")
-            lines.append([door, str(count.total()), *numbers, *most])
         every = sum(self.counts.values(), Counter[str]())
-        lines.append(["all", str(every.total()), *(str(every[word]) for word in words), "", ""])
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        return "\n".join(
-            "  ".join(
-                c.ljust(w) if i == 0 else c.rjust(w)
-                for i, (c, w) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        )
+        lines = [f"{'door':14}" + "".join(word.rjust(12) for word in ("inputs", *words))]
+        for door, count in {**self.counts, "all": every}.items():
+            numbers = (count.total(), *(count[word] for word in words))
+            lines.append(f"{door:14}" + "".join(f"{number:12}" for number in numbers))
+        return "\n".join(lines)
 
 
 def inputs(number: int, only: list[str] | None = None) -> list[Input]:
@@ -87,11 +71,11 @@ def inputs(number: int, only: list[str] | None = None) -> list[Input]:
 class Harness:
     """The warm process: everything is imported, and the valid files are there.
 
-    ``folder`` is where boxes are made; a box that ended badly is moved to ``keep``.
+    ``folder`` is where boxes are made.
     """
 
-    def __init__(self, folder: Path, seed: int, keep: Path | None = None) -> None:
-        self.folder, self.seed, self.keep = folder, seed, keep
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.seed = folder, seed
         self.template, self.earlier = folder / "template", folder / "earlier"
         os.environ["SARATHI_SIM_CACHE"] = str(folder / "cache")
         os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
@@ -164,8 +148,6 @@ class Harness:
     def _try_alone(self, what: Input) -> tuple[Outcome, list[str]]:
         command, box = self._make(what)
         (outcome,) = boxes.outcomes([(command, box)], self.ours, boxes.MOST_WAITING_S)
-        if not (self.keep is None or outcome.good):
-            self._keep(box, command, outcome)
         boxes.empty(box)
         return outcome, command.argv
 
@@ -180,21 +162,9 @@ class Harness:
             rng = Random(f"{self.seed} {what.door} {what.which}")
             return DOORS[what.door][0](rng, box), box
 
-    def _keep(self, box: Path, command: Command, outcome: Outcome) -> None:
-        assert self.keep is not None
-        kept = self.keep / box.name
-        with contextlib.suppress(OSError, RecursionError):
-            shutil.copytree(
-                box, kept, symlinks=True, ignore=lambda *_: {"pipe"}, dirs_exist_ok=True
-            )
-        kept.mkdir(exist_ok=True)
-        what = {"argv": command.argv, "outcome": outcome.word, "detail": outcome.detail}
-        (kept / "OUTCOME.json").write_text(json.dumps(what, indent=1))
-
     def try_all(
         self, tried: list[Input], jobs: int, progress: Callable[[int], None] = lambda _: None
     ) -> Report:
-        """Every input, ``jobs`` at a time."""
         report = Report()
         batches = [tried[i : i + _BATCH] for i in range(0, len(tried), _BATCH)]
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:

@@ -18,6 +18,10 @@ from tests.hostile.values import laughs
 
 Known = Callable[[Path], Command]
 _TAGS = ("!!bool foo", "!!timestamp foo", "!!map [a, b]", "!!set [a]", "!!int ''")
+_PLACES = {
+    "exp.yaml": "seed: 7", "device.yaml": "num_sms: 64", "model.yaml": "num_layers: 4",
+    f"{BUNDLE}/meta.yaml": "tile: 128",
+}  # fmt: skip
 _CHECK = Command(["run", "exp.yaml", "--dry-run"])
 
 
@@ -60,37 +64,27 @@ def _giant(name: str) -> Known:
     return prepare
 
 
+_COSTLY: dict[str, object] = {
+    "vocab_size": 10**400, "hidden_size": 10**12, "num_local_experts": 8, "kv_lora_rank": 512,
+    "mlp_bias": True, "quantization_config": {"bits": 4}, "hidden_act": "relu",
+    "layer_types": ["sliding_attention"] * 4, "sliding_window": 16,
+}  # fmt: skip
 _DEEP = "[" * 100_000 + "]" * 100_000
 _DECLARED = ("workload.declared=exact", "batching.kv_reservation=declared")
 
 KNOWN: dict[str, Known] = {
-    **{f"seed: {tag}": _edited("exp.yaml", "seed: 7", f"seed: {tag}") for tag in _TAGS},
-    **{f"key {tag}": _edited("exp.yaml", "seed: 7", f"? {tag}\n: 7") for tag in _TAGS},
-    **{f"root {tag}": _file("exp.yaml", tag + "\n") for tag in _TAGS},
-    **{f"--set seed={tag}": _set(f"seed={tag}") for tag in _TAGS},
-    **{f"device {tag}": _edited("device.yaml", "num_sms: 64", f"num_sms: {tag}") for tag in _TAGS},
     **{
-        f"model {tag}": _edited("model.yaml", "num_layers: 4", f"num_layers: {tag}")
+        f"{name} {tag}": _edited(name, old, f"{old.partition(':')[0]}: {tag}")
+        for name, old in _PLACES.items()
         for tag in _TAGS
     },
-    **{f"meta {tag}": _edited(f"{BUNDLE}/meta.yaml", "tile: 128", f"tile: {tag}") for tag in _TAGS},
-    "aliases without end in a device": _edited(
-        "device.yaml", "notes: made up", f"notes: {laughs(9)}"
-    ),
-    "aliases without end in a model": _edited("model.yaml", "name: tiny", f"name: {laughs(9)}"),
+    **{f"--set seed={tag}": _set(f"seed={tag}") for tag in _TAGS},
+    "aliases without end": _edited("device.yaml", "notes: made up", f"notes: {laughs(9)}"),
     "rate: 1:30": _edited("exp.yaml", "rate: 50.0", "rate: 1:30"),
     "JSON 100,000 deep": _file(
         "hf/tiny/config.json", _DEEP, Command([*_CHECK.argv, "--set", "model=hf/tiny"])
     ),
-    "vocab_size 10^400": _config(vocab_size=10**400),
-    "hidden_size 10^12": _config(hidden_size=10**12),
-    "num_local_experts": _config(num_local_experts=8),
-    "kv_lora_rank": _config(kv_lora_rank=512),
-    "mlp_bias": _config(mlp_bias=True),
-    "quantization_config": _config(quantization_config={"bits": 4}),
-    "hidden_act": _config(hidden_act="relu"),
-    "layer_types": _config(layer_types=["sliding_attention"] * 4),
-    "sliding_window": _config(sliding_window=16),
+    **{f"{key} {value!s:.20}": _config(**{key: value}) for key, value in _COSTLY.items()},
     "chunk_size 16777216": _set(
         "policy={name: sarathi, chunk_size: 16777216}", "scenarios={}", dry=False
     ),
@@ -112,9 +106,7 @@ KNOWN: dict[str, Known] = {
     },
     **{f"a {name} with numbers of 400 digits": _giant(name) for name in _REPORTED},
     "a mapping as a request of a log": _edited(
-        "decisions.jsonl",
-        '["add",0]',
-        '["add",{"a":1}]',
+        *("decisions.jsonl", '["add",0]', '["add",{"a":1}]'),
         Command(["lab", "lockstep", "decisions.jsonl"]),
     ),
     "a deep sweep file": _file(

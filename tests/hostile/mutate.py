@@ -31,20 +31,10 @@ def damaged_bytes(content: bytes, rng: Random) -> bytes:
     """One to four places cut, doubled, swapped, overwritten, or the whole in another encoding."""
     if rng.random() < 0.1:
         text = content.decode("utf-8", "replace")
-        return rng.choice(
-            (
-                b"",
-                b"\x00" * 100,
-                text.encode("utf-16"),
-                b"\xef\xbb\xbf" + content,
-                content.replace(b"\n", b"\r\n"),
-                content.replace(b"\n", b"\r"),
-                content * 3,
-                content.rstrip(b"\n"),
-                content[: rng.randrange(len(content) + 1)],
-                b"PAR1" + content,
-            )
-        )
+        ends = [content.replace(b"\n", end) for end in (b"\r\n", b"\r")]
+        cut = content[: rng.randrange(len(content) + 1)]
+        other = (b"", b"\x00" * 100, text.encode("utf-16"), content * 3, content.rstrip(b"\n"), cut)
+        return rng.choice((*other, *ends, b"\xef\xbb\xbf" + content, b"PAR1" + content))
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(content) + 1)
         cut = rng.choice((0, 0, 1, 2, 8))
@@ -58,16 +48,9 @@ def damaged_lines(content: bytes, rng: Random) -> bytes:
     for _ in range(rng.randint(1, 2)):
         at = rng.randrange(len(lines) or 1)
         line = lines[at] if lines else b""
-        lines[at : at + 1] = rng.choice(
-            (
-                (),
-                (line, line),
-                (b"  " + line,),
-                (line.lstrip(),),
-                (line, *lines[:1]),
-                (b"\t" + line,),
-            )
-        )
+        first = lines[:1]
+        others = ((line, line), (b"  " + line,), (line.lstrip(),), (line, *first), (b"\t" + line,))
+        lines[at : at + 1] = rng.choice(((), *others))
     return b"".join(lines)
 
 
@@ -76,13 +59,8 @@ Path = tuple[Any, ...]
 
 def _paths(tree: Any, at: Path = ()) -> list[Path]:
     found = [at]
-    items = (
-        tree.items()
-        if isinstance(tree, dict)
-        else enumerate(tree)
-        if isinstance(tree, list)
-        else ()
-    )
+    items: Any = tree.items() if isinstance(tree, dict) else ()
+    items = enumerate(tree) if isinstance(tree, list) else items
     for key, value in items:
         found += _paths(value, (*at, key))
     return found
@@ -136,7 +114,6 @@ def _nearby(number: float, rng: Random) -> float:
 
 
 def damaged_yaml(content: bytes, rng: Random) -> bytes:
-    """A YAML file with wrong bytes, lines, keys or values."""
     kind = rng.random()
     if kind < 0.15:
         return damaged_bytes(content, rng)
@@ -196,24 +173,15 @@ def damaged_csv(content: bytes, rng: Random) -> bytes:
             number = float(row[column]) if row[column].replace(".", "", 1).isdigit() else 1.0
             row[column] = f"{number * factor:g}"
     else:
-        rng.choice((_without, _twice, _shuffled))(rows, column, rng)
+        kind, (head, *body) = rng.choice(("without", "twice", "shuffled")), rows
+        rng.shuffle(body)
+        for row in rows if kind != "shuffled" else ():
+            if kind == "twice":
+                row.insert(rng.randrange(len(row) + 1), row[column])
+            else:
+                del row[column]
+        rows = [head, *body] if kind == "shuffled" else rows
     return ("\n".join(map(",".join, rows)) + "\n").encode("utf-8", "surrogatepass")
-
-
-def _without(rows: list[list[str]], column: int, rng: Random) -> None:
-    for row in rows:
-        del row[column]
-
-
-def _twice(rows: list[list[str]], column: int, rng: Random) -> None:
-    for row in rows:
-        row.insert(rng.randrange(len(row) + 1), row[column])
-
-
-def _shuffled(rows: list[list[str]], column: int, rng: Random) -> None:
-    head, *body = rows
-    rng.shuffle(body)
-    rows[:] = [head, *body]
 
 
 def odd_path(rng: Random) -> str:

@@ -65,25 +65,19 @@ def laughs(levels: int) -> str:
     return f"[{', '.join(parts)}]"
 
 
+_ODD_JSON = (
+    *("null", "true", "[]", "{}", "[1]", '{"a": 1}', '""', '"x"', "'x'", "", "01", "8", "64"),
+    *('"\\ud800"', '"a\\u0000b"', '"é"', '"\x00"', '"' + "x" * 10000 + '"', '"4096"', '"gelu"'),
+    *('"silu"', '"yarn"', '["full_attention"]', '{"type": "linear"}'),
+)
+_JSON_NUMBERS = (*_NUMBERS, "1" + "0" * 400, "1" + "0" * 4400, "1e1000", "NaN", "-Infinity", "1.0")
+
+
 def json_value(rng: Random) -> str:
     """A value as it stands in a JSON file, or should not."""
     kind = rng.random()
-    if kind < 0.35:
-        return rng.choice(
-            (*_NUMBERS, "1" + "0" * 400, "1" + "0" * 4400, "1e1000", "NaN", "-Infinity", "1.0")
-        )
-    if kind < 0.55:
-        return rng.choice(
-            ("null", "true", "[]", "{}", "[1]", '{"a": 1}', '""', '"x"', "'x'", "", "01")
-        )
-    if kind < 0.75:
-        return rng.choice(
-            ('"\\ud800"', '"a\\u0000b"', '"é"', '"\x00"', '"' + "x" * 10000 + '"', '"4096"')
-        )
     if kind < 0.85:
-        return rng.choice(
-            ('"gelu"', '"silu"', '"yarn"', '["full_attention"]', '{"type": "linear"}', "8", "64")
-        )
+        return rng.choice(_JSON_NUMBERS if kind < 0.35 else _ODD_JSON)
     depth = rng.choice((10, 900, 2000, 100_000))
     opened, closed = rng.choice((("[", "]"), ('{"a":', "}")))
     return opened * depth + "1" + closed * rng.choice((depth, depth - 1))

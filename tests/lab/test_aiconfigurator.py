@@ -90,9 +90,7 @@ def test_messages_are_bytes_and_kernels_apart(tmp_path: Path) -> None:
         ({"latency": "fast"}, "column 'latency' holds str"),
     ],
 )
-def test_a_cell_that_cannot_be_is_refused(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_impossible_cells(tmp_path: Path, change: dict[str, object], message: str) -> None:
     put_table(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {**GEMM, **change})
     with pytest.raises(BundleError, match=message):
         list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))

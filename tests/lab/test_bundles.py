@@ -132,7 +132,6 @@ FORMS = {"vidur": VIDUR, "vidur 70b": VIDUR_70B, "aic": AIC, "a6000": A6000, "pe
 
 
 def put(folder: Path, *forms: str) -> Path:
-    """The files of these forms in a folder."""
     for form in forms:
         for name, text in FORMS[form].items():
             (folder / name).write_text(text)

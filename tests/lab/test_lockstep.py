@@ -33,7 +33,6 @@ Events = list[Any]
 
 
 def lockstep(*arguments: object) -> tuple[int, str]:
-    """Exit code and what was printed on stdout."""
     result = CliRunner().invoke(app, ["lab", "lockstep", *map(str, arguments)])
     return result.exit_code, result.stdout
 
@@ -205,9 +204,7 @@ def test_text_says_it_for_every_log(tmp_path: Path) -> None:
     assert "2 logs, " in output
     count = len(decisions(lines))
     assert f" of {2 * count} decisions identical." in output
-    assert any(
-        line.split()[1::2] == ["plain", f"{count}", f"{count}"] for line in output.splitlines()
-    )
+    assert ["plain", f"{count}", f"{count}"] in [line.split() for line in output.splitlines()]
 
 
 def test_logs_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -288,7 +285,6 @@ def test_no_such_log_is_one_line(tmp_path: Path) -> None:
 
 
 def interpreter(engine: str) -> str | None:
-    """A Python with this engine."""
     own = sys.executable if importlib.util.find_spec(engine) else None
     return os.environ.get(f"SARATHI_SIM_{engine.upper()}_PYTHON") or own
 

@@ -110,9 +110,7 @@ def test_saturation_is_the_first_size_that_doubling_hardly_helps() -> None:
     ("length", "batch", "stated", "chunks"),
     [(1024, 18, 14, 4), (1024, 6, 50, 4), (1024, 10, 28, 4), (2048, 5, 63, 8), (3072, 3, 127, 12)],
 )
-def test_the_papers_settings_give_whole_chunks(
-    length: int, batch: int, stated: int, chunks: int
-) -> None:
+def test_the_papers_chunks_are_whole(length: int, batch: int, stated: int, chunks: int) -> None:
     """Each P:D at which the paper states a peak is the balanced one for chunk 256, rounded, and
     its prompt is a whole number of chunks of 256 - (B - 1) tokens, but for rounding."""
     assert balanced(256, batch) == pytest.approx(stated, abs=0.6)

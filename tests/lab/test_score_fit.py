@@ -237,9 +237,7 @@ def test_a_full_cache_is_drawn_with_its_ops_and_its_host() -> None:
     assert factors[0] * factors[1] == pytest.approx(1.0) and factors[0] != 1.0
 
 
-def test_only_rows_with_a_full_cache_are_drawn_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rows_with_a_full_cache_are_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each draw here takes twice as long as the one before; one that has no outcome spoils all."""
     rows = [server(0, clients) for clients in (4, 16, 64)]
     base = {"ttft_ms": 10.0, "tpot_ms": 5.0, "kv_peak_share": 1.0, "num_blocks": 9.0}
@@ -262,12 +260,6 @@ def test_only_rows_with_a_full_cache_are_drawn_again(
     assert len(again["ttft"]) == DRAWS and not again["tpot"].any()
     twice = np.log(2) * np.array([*range(REDRAWS), 0])
     assert again["ttft"][: REDRAWS + 1] == pytest.approx(twice)
-
-
-def test_cross_validated_bands_cover_nine_tenths() -> None:
-    found = some(noise=0.1)
-    covered = errors(found.rows, left_out(found, "cross_validated"), "ttft")
-    assert covered is not None and 75 <= (covered["coverage"] or 0) <= 100
 
 
 def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ def request(
     prefix: Prefix = (),
     arrival_s: float | None = None,
 ) -> Request:
-    """A request that arrives in the order of its id."""
     at = float(id) if arrival_s is None else arrival_s
     return Request(id, at, prompt, output, most or output, prefix=prefix, user=user)
 
@@ -95,10 +94,8 @@ def schedule(
 
 
 def chunks(steps: list[Step]) -> list[list[tuple[int, int]]]:
-    """What was prefilled in each iteration."""
     return [step.chunks for step in steps]
 
 
 def decodes(steps: list[Step]) -> list[list[int]]:
-    """Who decoded in each iteration."""
     return [step.decodes for step in steps]

@@ -31,6 +31,7 @@ from sarathi_sim.policies.trtllm import Trtllm
 from tests.experiments.small_config import AT_MOST
 
 DYNAMIC = {"enable_dynamic_chunking_schedule": True}
+BALANCE = {"disable_overlap_scheduler": True, "enable_balance": True}
 ONE = {"id": 3, "arrival_s": 0.0, "prompt_tokens": 4, "output_tokens": 6, "max_tokens": 5}
 
 
@@ -170,13 +171,16 @@ def test_equal_time_takes_the_largest_chunk_in_time() -> None:
         (Sglang, "scheduler_recv_interval must be at least 1", [{"scheduler_recv_interval": 0}]),
         (Trtllm, "must", [{"max_num_tokens": 0}, {"max_batch_size": 0}]),
         (Trtllm, "must", [{"batch_wait_max_tokens_ratio": 1.5}]),
+        (
+            Trtllm,
+            "timeout_iters must be at least 1",
+            [BALANCE | {"timeout_iters": n} for n in (0, -1)],
+        ),
         (Request, "at least 1", [ONE | {"prompt_tokens": 0}, ONE | {"output_tokens": 0}]),
         (Request, "request 3: generates 6 tokens but declares at most 5", [ONE]),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    kind: type, message: str, refused: list[dict[str, object]]
-) -> None:
+def test_nonsense_is_refused(kind: type, message: str, refused: list[dict[str, object]]) -> None:
     for keys in refused:
         with pytest.raises(ValueError, match=message):
             kind(**keys)
@@ -247,8 +251,6 @@ def test_finished_members_stay_as_padding() -> None:
 
 
 class Scripted:
-    """Plans what the test says."""
-
     holds_finished = False
 
     def __init__(self, *plans: Callable[[View], Plan | None]) -> None:
@@ -347,7 +349,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_shipped_policies_are_found() -> None:
-    """By their names, with their arguments as keys."""
     for name, keys, expected in (
         ("orca", {"case": "worst"}, OrcaWorstCase()),
         ("orca", {}, Orca(max_prefills=1)),
@@ -392,9 +393,7 @@ def test_a_new_file_is_all_it_takes(tmp_path: Path) -> None:
     assert re.search(r"policy\.prompts: this key is missing", done.stderr), done.stderr
 
 
-def test_two_policies_of_one_name_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_policies_of_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "other"):
         (tmp_path / f"{name}.py").write_text(AT_MOST)
     from sarathi_sim import policies

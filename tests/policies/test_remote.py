@@ -18,7 +18,6 @@ from sarathi_sim.policies.vllm import Vllm
 
 
 def asked(id: int, prompt: int, output: int, *, computed: int = 0, sends: bool = False) -> Request:
-    """A request of whose prompt so many tokens are computed elsewhere."""
     return Request(
         id, float(id), prompt, output, output, remote_tokens=computed, sends_kv=sends
     )  # fmt: skip
@@ -54,7 +53,6 @@ class Hand:
         return found
 
     def reserved(self) -> list[int]:
-        """Who has memory since the last look."""
         ids = [sequence.id for sequence in self.pool.reserved]
         self.pool.reserved.clear()
         return ids

@@ -39,6 +39,7 @@ from sarathi_sim.profiler.storage.strict import SpecError
 SIDES = np.array([256.0, 1024.0])
 SHAPES = np.array([[1024, 512, 2, 8, 1, 1], [2048, 512, 2, 8, 1, 1]])
 HEADS, LENGTHS = np.array([[8, 8], [8, 2]]), np.array([16.0, 64.0, 256.0])
+Pair = dict[str, tuple[StackSpec, Arrays]]
 ONE = LeftOut(9, 1.0, 2.0, 3.0, 1.0, 2.0, 5.0, 90.0)
 
 
@@ -56,7 +57,7 @@ def made(**surfaces: StoredSurface) -> tuple[StackSpec, Arrays]:
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[StackSpec, Arrays]]]:
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """Two GPUs of one architecture, ``near`` and ``far``, and ``alone``; far has more tables."""
     experts = MoeSurface(SHAPES, LENGTHS, np.zeros((2, 3)))
     slow = MoeSurface(SHAPES[1:], LENGTHS, np.full((1, 3), np.log(1.5)))
@@ -85,9 +86,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[StackSpec,
         cache.cache_clear()
 
 
-def test_a_borrowed_table_is_the_lenders_times_the_ratio(
-    pair: dict[str, tuple[StackSpec, Arrays]],
-) -> None:
+def test_a_borrowed_table_is_the_lenders_times_the_ratio(pair: Pair) -> None:
     """The median of three ratios: 1.2 of 0.9, 1.2 and what bf16 has at the two common counts."""
     spec, arrays = with_borrowed("near", "vllm", ["gemm.fp8_block", "gemm.bf16"])
     lent = GemmLattice.from_arrays(stored(arrays, "gemm.fp8_block"))
@@ -103,9 +102,7 @@ def test_a_borrowed_table_is_the_lenders_times_the_ratio(
     assert off.shape == (2, 2, 2), "1 and 64 tokens"
 
 
-def test_experts_and_attention_are_borrowed_by_their_own_ratios(
-    pair: dict[str, tuple[StackSpec, Arrays]],
-) -> None:
+def test_experts_and_attention_are_borrowed_by_their_own_ratios(pair: Pair) -> None:
     wanted = ["moe.fp8.balanced", "prefill.bf16.128", "added.bf16.128", "added.bf16.64"]
     spec, arrays = with_borrowed("near", "vllm", wanted)
     experts = MoeSurface.from_arrays(stored(arrays, "moe.fp8.balanced"))
@@ -117,9 +114,7 @@ def test_experts_and_attention_are_borrowed_by_their_own_ratios(
     assert "added.bf16.128" not in spec.kernels, "no table of calls to take a ratio from"
 
 
-def test_bands_are_as_much_wider_as_borrowing_is_wrong(
-    pair: dict[str, tuple[StackSpec, Arrays]],
-) -> None:
+def test_bands_are_as_much_wider_as_borrowing_is_wrong(pair: Pair) -> None:
     spec = with_borrowed("near", "vllm", ["gemm.fp8_block", "moe.fp8.balanced"])[0]
     for table, unknown in (("gemm.fp8_block", 25.0), ("moe.fp8.balanced", 50.0)):
         fit, pct = spec.kernels[table], LENT_PCT[family_of(table)]
@@ -129,7 +124,7 @@ def test_bands_are_as_much_wider_as_borrowing_is_wrong(
     assert (own.half_width_pct("between", 25.0), own.half_width_pct("beyond", 25.0)) == (5.0, 25.0)
 
 
-def test_nothing_is_borrowed_that_nobody_has(pair: dict[str, tuple[StackSpec, Arrays]]) -> None:
+def test_nothing_is_borrowed_that_nobody_has(pair: Pair) -> None:
     spec = with_borrowed("near", "vllm", ["gemm.int4_wo", "all_reduce.graph.2"])[0]
     assert spec is pair["near"][0]
     with pytest.raises(SpecError, match=r"dtype int4_wo; there: bf16, fp8, nvfp4$"):
@@ -169,9 +164,7 @@ def test_experts_that_no_gpu_alike_has_stay_refused(device: str) -> None:
         StackTimes(device, kernels, load_model("kimi-k2.5"), 4)
 
 
-def test_a_borrowed_time_is_of_both_gpus_files(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_borrowed_time_has_both_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And only a borrowed one: others keep the identity that they had."""
     lent, own = times("b300-sxm", "vllm", "fp8_block").meta, times("b300-sxm", "vllm", "fp8").meta
     assert lent.kernels is not None and own.kernels is not None

@@ -86,9 +86,7 @@ def test_limits_by_the_class_of_a_gpu() -> None:
         (("speculation={method: ngram, draft_length: 2, acceptance: 1.2}",), False, ""),
     ],
 )
-def test_a_policy_has_its_versions_defaults(
-    assignments: tuple[str, ...], ahead: bool, told: str
-) -> None:
+def test_defaults_of_a_version(assignments: tuple[str, ...], ahead: bool, told: str) -> None:
     (found,) = deployed(ONE, *assignments).values()
     assert found.scenario.policy.described()["async_scheduling"] == ahead
     assert found.scenario.batching.max_in_flight == found.scenario.cluster.pp + ahead
@@ -132,9 +130,7 @@ def test_a_version_is_no_number() -> None:
         ("0.33", "a100-80g-sxm", "tp: 2", 0),
     ],
 )
-def test_all_reduces_are_fused_as_the_version_has_it(
-    version: str, device: str, cluster: str, largest: float
-) -> None:
+def test_fused_all_reduces(version: str, device: str, cluster: str, largest: float) -> None:
     """vllm/config/vllm.py and its table of sizes, by release, capability and GPUs."""
     changes = f"cluster={{max_length: 256, {cluster}}}", f"policy.version='{version}'"
     (found,) = deployed(ONE, "stack=vllm", f"device={device}", *changes).values()

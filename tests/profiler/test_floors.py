@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,18 +108,15 @@ def slowest_share(models: tuple[str, ...], degrees: tuple[int, ...]) -> tuple[fl
     return least, points, where
 
 
-def test_no_op_is_faster_than_memory_and_matrix_units() -> None:
-    least, points, where = slowest_share(("qwen3-32b",), (4,))
-    assert least > LEAST - 1e-3 and points > 40_000, (least, points, where)
+SLOW = pytest.mark.slow
+CASES = [
+    (("qwen3-32b",), (4,), 40_000),
+    pytest.param(MODELS, (1, 2, 8), 300_000, marks=SLOW),
+    pytest.param(("qwen3-next-80b-a3b", "glm-5"), (8,), 30_000, marks=SLOW),
+]
 
 
-@pytest.mark.slow
-def test_nothing_of_any_model_is_faster_than_memory_and_matrix_units() -> None:
-    least, points, where = slowest_share(MODELS, (1, 2, 8))
-    assert least > LEAST - 1e-3 and points > 300_000, (least, points, where)
-
-
-@pytest.mark.slow
-def test_recurrent_and_sparse_layers_are_no_faster_than_memory_and_matrix_units() -> None:
-    least, points, where = slowest_share(("qwen3-next-80b-a3b", "glm-5"), (8,))
-    assert least > LEAST - 1e-3 and points > 30_000, (least, points, where)
+@pytest.mark.parametrize(("models", "degrees", "most"), CASES)
+def test_no_op_is_faster_than_memory_and_matrix_units(models: Any, degrees: Any, most: int) -> None:
+    least, points, where = slowest_share(models, degrees)
+    assert least > LEAST - 1e-3 and points > most, (least, points, where)

@@ -51,7 +51,6 @@ LEFT_OUT = object()
 
 
 def _changed(config: Config, change: Config) -> Config:
-    """With other keys, and without those that are left out."""
     return {key: value for key, value in {**config, **change}.items() if value is not LEFT_OUT}
 
 
@@ -140,9 +139,7 @@ def test_quantised_checkpoints(tmp_path: Path, name: str) -> None:
     assert replace(model, dtype="bf16", kv_cache_dtype="bf16") == _load(tmp_path, LLAMA_3)
 
 
-def test_a_checkpoint_whose_experts_alone_are_quantised(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_experts_alone_are_quantised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As DeepSeek's published NVFP4 and Llama 4's FP8: attention is left out layer by layer."""
     hf_config._warn.cache_clear()
     names = [f"model.layers.{layer}.self_attn*" for layer in range(61)]

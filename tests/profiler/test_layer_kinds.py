@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sarathi_sim.experiments.config.inputs import calls_of_layer
 from sarathi_sim.experiments.lab.sources import aiconfigurator as tables
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.layer_kinds import Indexer
@@ -165,13 +164,6 @@ def test_a_layer_without_a_network_has_one_all_reduce_and_one_norm() -> None:
         512 * 3 * 2048 * 512 + 3 * 2048 * 512 + 512 * 2048 + 2048
     )  # routed, shared, router, gate
     assert QWEN.num_parameters - bare.num_parameters == 12 * (expert + 2048)
-
-
-def test_recurrent_layers_and_indexers_launch_more() -> None:
-    plain = replace(QWEN, recurrent=None)
-    assert calls_of_layer(QWEN, "bf16") > calls_of_layer(plain, "bf16") + 0.75 * 12
-    glm = load_model("glm-5")
-    assert calls_of_layer(glm, None) == calls_of_layer(replace(glm, indexer=None), None) + 10
 
 
 def test_an_indexer_reads_all_keys_and_attends_to_the_best() -> None:

@@ -25,15 +25,7 @@ from sarathi_sim.profiler.facts.model import (
     load_model,
     published,
 )
-from sarathi_sim.profiler.facts.ops import (
-    LAYER_GEMMS,
-    MOE,
-    OPS,
-    SENDS,
-    GemmShape,
-    Stream,
-    op_of,
-)
+from sarathi_sim.profiler.facts.ops import MOE, OPS, GemmShape, Stream
 from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.profiler.storage.strict import SpecError, parse
@@ -50,9 +42,7 @@ from tests.profiler.hf_configs import LLAMA_3
         ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3"),
     ],
 )
-def test_a_name_of_the_hub_that_is_not_listed_leads_to_the_shipped_model(
-    hub: str, shipped: str
-) -> None:
+def test_an_unlisted_name_leads_to_the_shipped_model(hub: str, shipped: str) -> None:
     with pytest.raises(SpecError, match=rf"did you mean {re.escape(shipped)}\?"):
         load_model(hub)
 
@@ -322,13 +312,6 @@ def test_a_folder_of_that_name_goes_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_model("Qwen3-8B") == load_model("qwen3-8b")
 
 
-def test_a_name_leads_to_its_model_and_formats() -> None:
-    assert checkpoints("gpt3-175b") == checkpoints("no-such-model") == ()
-    model, one = published()["nvidia/Qwen3-32B-NVFP4"]
-    assert (model, one.dtype, one.kv_cache_dtype) == ("qwen3-32b", "nvfp4", "fp8")
-    assert published()["openai/gpt-oss-20b"][1].moe_dtype == "w4a16_mxfp4"
-
-
 # Device files: what is there, and what a mistake in one says
 
 
@@ -338,15 +321,6 @@ def test_every_shipped_device_loads_under_its_own_name() -> None:
         *("h100-80g-sxm", "h200-sxm", "l40s", "rtx-4090", "rtx-pro-6000"),
     ]
     assert [load_device(name).name for name in list_devices()] == list_devices()
-
-
-def test_memory_is_decimal_on_the_data_sheet_and_another_number_to_the_driver() -> None:
-    assert load_device("a100-80g-sxm").memory_bytes == 80e9
-    assert load_device("a6000").memory_bytes == 48e9
-    assert load_device("rtx-4090").reported_bytes == 25_250_627_584
-    assert load_device("a100-80g-sxm").reported_bytes == pytest.approx(79.15 * 2**30, rel=1e-3)
-    for name in list_devices():
-        assert load_device(name).reported_bytes is not None, name
 
 
 @pytest.mark.parametrize(
@@ -389,19 +363,6 @@ MAY_NAME = (
     "profiler/physics/",
     "experiments/lab/",
 )
-
-
-def test_transfers_are_found_by_op_and_scope() -> None:
-    assert set(SENDS) == {"send_recv_inter_node", "send_recv_intra_node"}
-    assert all(op_of(name) is OPS["send_recv"] for name in SENDS)
-    assert op_of("preproj") is OPS["preproj"]
-    with pytest.raises(KeyError):
-        op_of("send_recv_elsewhere")
-
-
-def test_an_all_reduce_follows_every_gemm_that_is_split_by_rows() -> None:
-    by_rows = [op for op in LAYER_GEMMS if OPS[op].split == "rows"]
-    assert OPS["all_reduce"].calls == len(by_rows)
 
 
 def test_no_other_file_names_an_op() -> None:

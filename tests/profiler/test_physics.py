@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from sarathi_sim.profiler.facts.device import device_files, device_sha256
+from sarathi_sim.profiler.facts.device import device_sha256
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, SCOPES
 from sarathi_sim.profiler.facts.roofline import (
@@ -132,9 +132,7 @@ def test_exported_trees_predict_what_sklearn_predicts(data: tuple[Array, Array])
         np.testing.assert_allclose(ours, model.predict(rows), rtol=1e-6, atol=1e-6)
 
 
-def test_few_rows_take_their_own_way_to_the_same_numbers(
-    data: tuple[Array, Array], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_rows_are_as_many(data: tuple[Array, Array], monkeypatch: pytest.MonkeyPatch) -> None:
     """Many go down together; of neighbours that are alike all go one way in most nodes."""
     features, target = data
     trees = fit_trees(features, target, 40, 31)
@@ -186,7 +184,6 @@ def times_of(device: str, model: str, tp: int) -> OpTimes:
 
 
 def layer_s(ops: OpTimes, tokens: int) -> float:
-    """The four GEMMs of a layer."""
     return sum(float(ops.by_rows[op](tokens)) for op in LAYER_GEMMS)
 
 
@@ -218,14 +215,6 @@ def test_what_is_not_one_row_or_more_is_asked_for_as_such() -> None:
     assert time(100.5) not in (time(100), time(101)) and time(100.5) < time(200) < time(200_000)
 
 
-def test_device_arrays_are_small_and_hold_no_objects() -> None:
-    for device in ("a100-80g-sxm", "a6000", "a40"):
-        arrays = next(p for p in device_files(device) if p.suffix == ".npz")
-        assert arrays.stat().st_size < 500_000
-        with np.load(arrays, allow_pickle=False) as stored:
-            assert all(stored[name].dtype.kind in "fiu" for name in stored.files)
-
-
 def test_gpt3_layer_carries_the_step_from_256_to_257_tokens() -> None:
     """A roofline alone halves the step, which lies just where Sarathi's chunks do.
 
@@ -248,13 +237,6 @@ def test_times_grow_from_end_to_end(device: str, model: str, tp: int) -> None:
         assert (np.diff(after) > -0.05 * after[:-1]).all()
     few, many = ops.decode([1.0, 512.0], [8192.0, 8192.0])
     assert many > 20 * few
-
-
-def test_tensor_parallel_ranks_do_less_than_the_whole() -> None:
-    whole = times_of("a100-80g-sxm", "gpt3-175b", 1)
-    rank = times_of("a100-80g-sxm", "gpt3-175b", 8)
-    assert 6 < layer_s(whole, 4096) / layer_s(rank, 4096) < 8.5
-    assert whole.all_reduce is None and rank.all_reduce is not None
 
 
 @pytest.mark.parametrize(

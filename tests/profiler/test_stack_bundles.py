@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.lab.fit.bundles import wanted_ops
@@ -16,13 +15,12 @@ from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import STACKS, Kernels
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.kernels.attention_grid import alike, fit_added
+from sarathi_sim.profiler.kernels.attention_grid import alike
 from sarathi_sim.profiler.kernels.stack_file import BLACKWELL, load_stack, stack_files, stacks_on
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from tests.sampled import stack_bundle
@@ -87,22 +85,6 @@ def test_a_run_gets_what_the_tables_give() -> None:
     assert ops.together.added(rows).shape == (len(times.batches), 3)
     other = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8"), model, 2)
     assert ops.meta.content_sha256 != other.meta.content_sha256
-
-
-@pytest.mark.parametrize("device", MEASURED)
-def test_every_number_format_has_its_times(device: str) -> None:
-    """They grow with the work, and no decode reads its cache faster than memory gives it."""
-    tokens, batch = np.array([1.0, 256.0, 4096.0, 32768.0]), np.array([1.0, 32.0, 512.0])
-    spec = load_device(device)
-    for stack in STACKS:
-        for dtype in load_stack(device, stack)[0].having("gemm"):
-            times = StackTimes(device, Kernels(stack, dtype), LLAMA_8B, 2)  # type: ignore[arg-type]
-            for op in LLAMA_8B.gemms(2):
-                assert (np.diff(times.by_rows(op, tokens)) >= 0).all(), (stack, dtype)
-        decode = times.decode(batch, 8192 + 0 * batch)
-        read = 4 * 128 * times.attention.kv_heads * batch * 8192
-        assert (np.diff(decode) > 0).all()
-        assert (read / decode < 0.91e-6 * spec.memory_bandwidth).all()
 
 
 def test_a_bundle_says_of_every_op_where_it_came_from(tmp_path: Path) -> None:
@@ -219,28 +201,6 @@ def test_short_prompts_in_one_call_take_little_more_than_one() -> None:
 def _added(ops: OpTimes, batch: int, chunk: Floats) -> Floats:
     together = ops.together
     return np.asarray(together.added(chunk)[together.batches.tolist().index(batch)])
-
-
-def test_equal_prompts_in_one_batch_take_what_was_measured() -> None:
-    """Calls of 1, 2, 4 and 8 prompts, as surfaces hold them."""
-    spec, arrays = load_stack("h100-80g-sxm", "vllm")
-    rows = pd.DataFrame(
-        [(b, h, 8, c, 10 + b * c * h / 64) for b in (2, 4, 8) for h in (32, 64) for c in (16, 64)],
-        columns=["batch", "heads", "kv_heads", "chunk", "time_us"],
-    )
-    stored = {f"added.bf16.128.{name}": a for name, a in fit_added(rows).arrays().items()}
-    fitted = spec, {**arrays, **stored}
-    ops = modelled_times(StackTimes("h100-80g-sxm", Kernels("vllm"), LLAMA_8B, 1, fitted))
-    calls = {b: 1e6 * b * _added(ops, b, np.array([64.0]))[0] for b in (2, 3, 4, 8)}
-    expected = [10 + 32 * b for b in (2, 4, 8)]
-    np.testing.assert_allclose([calls[2], calls[4], calls[8]], expected, rtol=1e-3)
-    assert 1.1 * calls[2] < calls[3] < 0.9 * calls[4]  # between them the law is asked, too
-    cost = IterationCost(ops)
-    for batch in (1, 2, 8):
-        chunks = np.full(batch, 64.0)
-        alone = cost.prefill_s(chunks, 0.0)
-        expected_s = alone[0] if batch == 1 else 1e-6 * (10 + 32 * batch)
-        assert alone.sum() - cost.saved_s(chunks) == pytest.approx(expected_s, rel=1e-3)
 
 
 def test_the_same_chip_with_slower_memory_is_slower_where_memory_bounds_it() -> None:

@@ -17,7 +17,6 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip this folder's tests where torch is missing."""
     if HAVE_TORCH:
         return
     reason = "torch is not installed: pip install 'sarathi-sim[profiler]'"

@@ -23,18 +23,15 @@ class SlowToFinish(Compute):
     """Waiting for the device takes time, which belongs to the work that is waited for."""
 
     def wait(self) -> None:
-        """Sleep."""
         time.sleep(WAIT_S)
 
 
 def stand_in(spec: EngineSpec, number: int) -> Compute:
-    """In place of ``open_compute``."""
     assert spec.device == "cuda"
     return SlowToFinish(torch.device("cpu"), getattr(torch, spec.dtype), "gloo", apart=True)
 
 
 def no_facts(device: str, threads: int) -> dict[str, Any]:
-    """In place of ``environment.facts``."""
     return {"gpu": f"stand-in for {device}"}
 
 

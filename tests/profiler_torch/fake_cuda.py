@@ -52,7 +52,6 @@ class Gpu:
     nvml: Any = None
 
     def synchronize(self, *_: Any) -> None:
-        """Fail if it is time to."""
         self.calls += 1
         self.log.append("wait")
         error = self.fail_at.get(self.calls, self.broken)
@@ -303,7 +302,6 @@ def _set_module(name: str, module: ModuleType | None) -> None:
 
 
 def _nvml(name: str) -> ModuleType:
-    """The calls of pynvml that are used, with the values of a busy GPU."""
     module = ModuleType("pynvml")
     module.__dict__.update(
         NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, NVML_FI_DEV_POWER_INSTANT=186,
@@ -342,7 +340,6 @@ def _xformers(stack: ExitStack) -> None:
 
 
 def main() -> None:
-    """``sarathi-sim`` with the pretended GPU."""
     from sarathi_sim.experiments.cli import main as command
 
     with pretend(**json.loads(os.environ.get("FAKE_CUDA", "{}"))):

@@ -28,12 +28,10 @@ class LocalEngine:
         self._back: list[Returned] = []
 
     def submit(self, work: Work) -> None:
-        """Execute a work."""
         tokens, margin = greedy(self.stage.run(work))
         self._back.append(Returned(work.index, tokens, margin))
 
     def returned(self, until: float | None = 0.0) -> Returned | None:
-        """What was executed last, once."""
         return self._back.pop(0) if self._back else None
 
     def serve(self, requests: list[Request], policy: Policy, settings: dict[str, Any]) -> Served:

@@ -31,6 +31,5 @@ def requests(count: int, seed: int, rate: float | None = None) -> list[Request]:
 
 
 def settings(in_flight: int = 1, max_batch: int = 4) -> dict[str, Any]:
-    """A scheduler's, with KV for all."""
     room = {"kv_capacity": max_batch * in_flight * MAX_LENGTH, "max_length": MAX_LENGTH}
     return {"max_batch": max_batch, "max_in_flight": in_flight, **room}

@@ -54,9 +54,7 @@ def test_xformers_own_code_takes_every_call(fmha: Any, sizes: tuple[int, int, in
     assert attention.name.startswith(f"xformers {metadata.version('xformers')} memory_efficient")
 
 
-def test_an_operator_that_refuses_leads_to_sdpa_and_a_line(
-    fmha: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_that_refuses_leads_to_sdpa(fmha: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise NotImplementedError(
             "No operator found for `memory_efficient_attention_forward` with inputs:\n"
@@ -76,9 +74,7 @@ def test_an_operator_that_refuses_leads_to_sdpa_and_a_line(
         choose_attention(CUDA, torch.bfloat16, *GQA, "xformers")
 
 
-def test_the_runtime_that_xformers_needs_is_loaded_before_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_runtime_is_loaded_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library = tmp_path / "libcudart.so.12"
     files = [SimpleNamespace(name=path.name, locate=lambda path=path: path)
              for path in (tmp_path / "License.txt", library)]  # fmt: skip
@@ -144,9 +140,7 @@ def test_sdpa_says_which_kernels_it_took(
     assert "MATH" not in kernels.taken
 
 
-def test_the_math_kernel_is_refused_at_the_models_own_shape(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_math_is_refused_at_the_models_shape(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of 64 would do: the trial must be with the model's."""
     kernels = Kernels(monkeypatch, most_dim=64)
     why = r"takes this prefill: No available kernel\. Aborting execution\. Flash Attention does not"

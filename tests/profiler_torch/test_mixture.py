@@ -55,9 +55,7 @@ def by_a_loop(layer: ShardLayer, state: LayerState, x: Any, routing: Any) -> Any
 @pytest.mark.parametrize("distribution", ["balanced", "power_law_1.2"])
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 5, 40])
-def test_grouped_gemms_are_a_loop_over_experts(
-    distribution: Distribution, tp: int, tokens: int
-) -> None:
+def test_grouped_gemms_are_a_loop(distribution: Distribution, tp: int, tokens: int) -> None:
     ops = isolated(TINY, tp, distribution)
     x, state = torch.randn(tokens, 64), LayerState(ops.sets[0], ops.cache)
     routing = ops.routing(tokens)
@@ -121,9 +119,7 @@ def test_the_memory_is_that_of_all_experts(model: ModelSpec) -> None:
 
 
 @pytest.mark.slow
-def test_a_profile_of_a_mixture_on_a_pretended_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mixture_on_a_pretended_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its times are what a simulation takes. (Of every op the first and the last point.)"""
     for name in ("coarse_grid", "designed_points"):
         points = getattr(measure, name)

@@ -11,12 +11,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, LOCAL, OPS
-from sarathi_sim.profiler.measuring.shard_ops import ShardOps, advice, overheads
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps, advice
 from sarathi_sim.profiler.planning.grid import (
     DESIGNED,
     Limits,
     designed_points,
-    relative_iqr,
     skewed_contexts,
 )
 from sarathi_sim.profiler.shard.attention import (
@@ -25,7 +24,6 @@ from sarathi_sim.profiler.shard.attention import (
     KVCache,
     Rows,
     SdpaAttention,
-    choose_attention,
 )
 from sarathi_sim.profiler.shard.layer import LayerState, RandomWeights, ShardLayer
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
@@ -89,10 +87,9 @@ def shapes(inputs: Any) -> list[Any]:
 
 
 @MODELS
-@pytest.mark.parametrize("tp", [1, 2])
-def test_every_point_runs(model: ModelSpec, tp: int) -> None:
+def test_every_point_runs(model: ModelSpec) -> None:
     """Each op's smallest and largest, and all designed points."""
-    ops = isolated(model, tp, repeats=2)
+    ops = isolated(model, 2)
     largest = {"attn_prefill": (32, 64), "attn_decode": (8, 95), "lm_head": (8,)}
     points = [(op, (1, 0) if op.startswith("attn") else (1,)) for op in LOCAL]
     points += [(op, largest.get(op, (64,))) for op in LOCAL]
@@ -101,7 +98,7 @@ def test_every_point_runs(model: ModelSpec, tp: int) -> None:
         for op, key in points:
             timing = ops.measure(op, key)
             assert timing.time_us is not None, (op, key, timing.note)
-            assert timing.time_us > 0 and timing.samples >= 2
+            assert timing.time_us > 0 and timing.samples
 
 
 @MODELS
@@ -168,12 +165,6 @@ def test_points_that_do_not_fit_say_so() -> None:
         isolated(MHA, budget=1e4)
 
 
-def test_on_a_cpu_attention_is_sdpa_and_the_reason_is_kept() -> None:
-    attention, reason = choose_attention(CPU, torch.float32, 4, 2, 16)
-    assert attention.name == "torch SDPA, mask"
-    assert "CUDA" in reason
-
-
 def test_others_in_one_function_are_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the compiler gets, once for all sizes: inputs change, calls and gains do not."""
     compiled: list[Any] = []
@@ -189,12 +180,6 @@ def test_others_in_one_function_are_the_same_calls(monkeypatch: pytest.MonkeyPat
         assert all(map(torch.equal, one, other)) if isinstance(one, tuple) else one.equal(other)
 
 
-def test_launch_overhead_on_a_cpu_is_dispatch() -> None:
-    times = {what: measure() for what, measure in overheads(isolated(GQA, repeats=3)).items()}
-    assert set(times) == {"layer_run", "layer_launch"}
-    assert all(timing.time_us is not None and timing.time_us > 0 for timing in times.values())
-
-
 def test_advice_by_hand() -> None:
     times = {"layer_run": 100.0, "layer_launch": 150.0, "layer_graph_launch": 20.0}
     assert "40 layers wait 0.002 s" in (text := advice("cuda", 40, times))
@@ -203,8 +188,3 @@ def test_advice_by_hand() -> None:
     hidden = advice("cuda", 40, {"layer_run": 100.0, "layer_launch": 90.0})
     assert "wait 0 s" in hidden and "graphs 0" not in hidden
     assert "takes 100 us, of which 150 are dispatch" in advice("cpu", 40, times)
-
-
-def test_relative_iqr() -> None:
-    assert relative_iqr([1.0]) == 0.0
-    assert relative_iqr([1.0, 2.0, 3.0]) == 0.5

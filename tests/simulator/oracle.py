@@ -18,7 +18,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.pipeline import stage_times
-from sarathi_sim.simulator.loop.records import Records, Switches
+from sarathi_sim.simulator.loop.records import Records, ReplicaLog, Switches
 from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.simulation import Clients, ClosedLoop
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -155,8 +155,6 @@ arrivals = st.integers(0, 30).map(lambda k: k * 2.0**-7)
 
 @dataclass(frozen=True)
 class System(Surroundings):
-    """Micro-batches with reserved memory."""
-
     policy: str = "orca_best"
     layers: tuple[int, ...] = (3, 3)
     max_batch: int = 4
@@ -235,42 +233,47 @@ def assert_bitwise_equal(records: Records, oracle: Sequence[TextbookPipeline]) -
     table = Analysis(records).requests.set_index("request")
     assert len(records.rejections) == sum(len(replica.rejected) for replica in oracle)
     for log, replica in zip(records.replicas, oracle, strict=True):
-        micros = replica.micros
         assert set(replica.rejected) <= set(records.rejections)
         assert all(table.loc[i, "rejected"] is not None for i in replica.rejected)
-        assert log.num_iterations == len(micros)
-        columns = {
-            "ready_s": [m.ready_s for m in micros],
-            "finish_s": [m.returned_s for m in micros],
-            "chunks": [len(m.chunks) for m in micros],
-            "prefill_tokens": [sum(n for _, n in m.chunks) for m in micros],
-            "prefill_context": [sum(held for _, _, held in m.batch.chunks) for m in micros],
-            "decodes": [len(m.decodes) for m in micros],
-            "decode_context": [m.batch.decode_context for m in micros],
-            "padding": [len(m.padding) for m in micros],
-        }
-        if isinstance(replica, TextbookPoolReplica):
-            assert log.pool is not None
-            assert log.pool.kv_tokens.tolist() == replica.kv_tokens
-            fast, slow = log.pool.events.tolist(), [list(event) for event in replica.pool.events]
-            for events in (fast, slow):  # of those who end together, drafts come in any order
-                events.sort(key=lambda event: (event[1] >= DRAFTED) * tuple(event))
-            assert fast == slow
-        else:
-            columns["group"] = [m.slot for m in micros]
-        for name, of in columns.items():
-            assert log.iterations[name].tolist() == of, name
-        if micros:
-            start, finish = start_finish(micros)
-            times = stage_times(log)
-            assert np.array_equal(times.start, start)
-            assert np.array_equal(times.finish, finish)
+        assert_equal_log(log, replica)
         for member in replica.everybody():
             row = table.loc[member.request.id]
             assert row["finish_s"] == member.finish_s
             assert row["ttft_s"] == member.first_token_s - row["arrival_s"]
-            first = micros[member.iterations[0]].stages[0]
+            first = replica.micros[member.iterations[0]].stages[0]
             assert row["queueing_s"] == first - row["arrival_s"]
+
+
+def assert_equal_log(log: ReplicaLog, replica: TextbookPipeline) -> None:
+    """What one replica did is what the textbook's did."""
+    micros = replica.micros
+    assert log.num_iterations == len(micros)
+    columns = {
+        "ready_s": [m.ready_s for m in micros],
+        "finish_s": [m.returned_s for m in micros],
+        "chunks": [len(m.chunks) for m in micros],
+        "prefill_tokens": [sum(n for _, n in m.chunks) for m in micros],
+        "prefill_context": [sum(held for _, _, held in m.batch.chunks) for m in micros],
+        "decodes": [len(m.decodes) for m in micros],
+        "decode_context": [m.batch.decode_context for m in micros],
+        "padding": [len(m.padding) for m in micros],
+    }
+    if isinstance(replica, TextbookPoolReplica):
+        assert log.pool is not None
+        assert log.pool.kv_tokens.tolist() == replica.kv_tokens
+        fast, slow = log.pool.events.tolist(), [list(event) for event in replica.pool.events]
+        for events in (fast, slow):  # of those who end together, drafts come in any order
+            events.sort(key=lambda event: (event[1] >= DRAFTED) * tuple(event))
+        assert fast == slow
+    else:
+        columns["group"] = [m.slot for m in micros]
+    for name, of in columns.items():
+        assert log.iterations[name].tolist() == of, name
+    if micros:
+        start, finish = start_finish(micros)
+        times = stage_times(log)
+        assert np.array_equal(times.start, start)
+        assert np.array_equal(times.finish, finish)
 
 
 @st.composite

@@ -88,7 +88,6 @@ class Pooled:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The textbook's."""
         names = ("num_blocks", "block_size", "caching", "max_length", "draft_length", "lookahead")
         found = {name: getattr(self, name) for name in (*names, "draft_slots", "state_blocks")}
         acceptance = self.acceptance or (lambda *_: 0)
@@ -103,13 +102,10 @@ class Pooled:
 
 @dataclass(frozen=True)
 class PoolSystem(Surroundings, Pooled):
-    """Pools with paged memory."""
-
     def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
         return [self.pool(kind) for _ in range(self.replicas * self.ranks)]
 
     def fast(self, pools: list[Pool] | None = None, seen: list[Who] | None = None) -> Records:
-        """Its records."""
         times = self.times if seen is None else watched(seen)
         return served(
             simulate, self.requests, pools or self.pools(), times, self.layers, **self._around()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,6 @@ from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import RequestLevel
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.profiler.bundle.schema import write_bundle
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.coverage import queries_outside
 from sarathi_sim.simulator.confidence.held_out import (
@@ -29,7 +27,7 @@ from sarathi_sim.simulator.confidence.held_out import (
     unseen_shape,
 )
 from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, standard_normals
-from sarathi_sim.simulator.confidence.retime import causes, retimed_finish
+from sarathi_sim.simulator.confidence.retime import retimed_finish
 from sarathi_sim.simulator.confidence.retime_steps import Steps
 from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples, op_time_samples
 from sarathi_sim.simulator.loop.records import Floats, Ints, Records
@@ -39,7 +37,6 @@ from sarathi_sim.simulator.op_times.regression import bundle_times, decode_surfa
 from sarathi_sim.simulator.views.explain import OpUse, breakdown, whole_layer
 from sarathi_sim.simulator.views.ledger import Spans
 from sarathi_sim.simulator.views.metrics import Analysis
-from tests.experiments.small_config import called, refused
 from tests.simulator import simulate
 from tests.simulator.oracle import System, make_requests, systems, with_ranks
 from tests.simulator.pools import PoolSystem, pool_systems
@@ -122,20 +119,6 @@ def test_an_unseen_shape_is_known_from_the_others() -> None:
     assert len(unseen_shape(plain, tables)) == 0
 
 
-@pytest.mark.slow
-def test_the_command_writes_table_and_figures(tmp_path: Path) -> None:
-    folder, out = tmp_path / "bundle", tmp_path / "fits"
-    write_bundle(simple_bundle(), folder)
-    called("fit", folder, "--out", out)
-    errors = pd.read_csv(out / "errors.csv")
-    assert {"attn_decode", "attn_prefill", "ffn_ln1"} <= set(errors["op"])
-    summary = json.loads((out / "summary.json").read_text())
-    assert len(summary["errors_percent"]) == len(errors)
-    figures = {path.name for path in (out / "figures").iterdir()}
-    assert {"ffn_ln1.png", "ffn_ln1.svg", "attn_decode.png", "send_recv_inter_node.svg"} <= figures
-    assert "another kind (measured bundle)" in refused("fit", folder, "--out", folder)
-
-
 # The band of a run, from op errors that are known
 
 
@@ -145,21 +128,29 @@ Run = tuple[Records, OpTimes, list[dict[str, OpUse]]]
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    """Forty prompts of 60 to 300 tokens in chunks, through two stages."""
-    ops = bundle_times(simple_bundle())
-    predict = BundlePredictor(ops, max_tokens=256, max_length=1024, max_batch=8, num_stages=2)
+    """Through two stages."""
+    return simulated((2, 2))
+
+
+def simulated(layers: tuple[int, ...]) -> Run:
+    """Forty prompts of 60 to 300 tokens in chunks."""
+    ops, stages = bundle_times(simple_bundle()), len(layers)
+    sizes = {"max_length": 1024, "max_batch": 8}
+    predict = BundlePredictor(ops, max_tokens=256, num_stages=stages, **sizes)
     requests = [Request(i, 0.0, 60 + 6 * i, 10, 10) for i in range(40)]
-    scheduler = MicroBatches(
-        Sarathi(chunk_size=128, tile=8), max_batch=8, max_in_flight=2, kv_capacity=20_000,
-        max_length=1024,
-    )  # fmt: skip
-    records = simulate(requests, [scheduler], predict, (2, 2))
+    policy = Sarathi(chunk_size=128, tile=8)
+    scheduler = MicroBatches(policy, max_in_flight=stages, kv_capacity=20_000, **sizes)
+    records = simulate(requests, [scheduler], predict, layers)
     return records, ops, [breakdown(log, predict) for log in records.replicas]
 
 
 def errors(ops: OpTimes, common: float = 0.0) -> dict[str, OpError]:
     found = {t.op: OpError(t, EXACT, common, 0.0) for t in op_tables(ops.bundle)}
     return {**found, "send_recv": found["send_recv_inter_node"]}
+
+
+def makespans(records: Records, uses: Any, found: Any) -> Floats:
+    return makespan_samples(records, Analysis(records).spans, uses, found, "key")
 
 
 def test_the_ops_add_up_to_the_layer(run: Run) -> None:
@@ -183,35 +174,26 @@ def test_without_errors_there_is_no_band_and_times_in_doubt_may_only_be_too_slow
     """Half of the draws are as simulated then, the others shorter."""
     records, ops, uses = run
     doubted = errors(ops)
-    samples = makespan_samples(records, Analysis(records).spans, uses, doubted, "key")
-    assert (samples == records.end_s).all()
+    assert (makespans(records, uses, doubted) == records.end_s).all()
     doubted["preproj"] = dataclasses.replace(doubted["preproj"], slow=1.0)
-    samples = makespan_samples(records, Analysis(records).spans, uses, doubted, "key")
+    samples = makespans(records, uses, doubted)
     assert (samples <= records.end_s).all()
     assert (samples == records.end_s).sum() == (samples < records.end_s).sum() == SAMPLES / 2
 
 
-def test_an_error_of_one_op_moves_the_run_by_its_share(run: Run) -> None:
+def test_an_error_of_one_op_moves_the_run_by_its_share() -> None:
     """On one stage nothing overlaps: the makespan moves by the op's time times the error."""
-    _, ops, _ = run
-    predict = BundlePredictor(ops, max_tokens=256, max_length=1024, max_batch=8)
-    scheduler = MicroBatches(
-        Sarathi(chunk_size=128, tile=8), max_batch=8, kv_capacity=20_000, max_length=1024
-    )
-    records = simulate(
-        [Request(i, 0.0, 60 + 6 * i, 10, 10) for i in range(40)], [scheduler], predict, (3,)
-    )
-    uses = [breakdown(log, predict) for log in records.replicas]
+    records, ops, uses = simulated((3,))
     one = errors(ops)
     one["ffn_ln1"] = dataclasses.replace(one["ffn_ln1"], common=0.2)
-    samples = makespan_samples(records, Analysis(records).spans, uses, one, "key")
+    samples = makespans(records, uses, one)
     draws = np.expm1(0.2 * standard_normals("key ffn_ln1", SAMPLES)[0])
     moved = 3 * uses[0]["ffn_ln1"].time_s.sum() * draws
     assert samples == pytest.approx(records.end_s + moved)
     assert op_time_samples(uses, one, "key", 3) * records.end_s == pytest.approx(samples)
     # And with local errors only, draws of the octaves it was used in.
     one["ffn_ln1"] = dataclasses.replace(one["ffn_ln1"], common=0.0, local=0.2)
-    local = makespan_samples(records, Analysis(records).spans, uses, one, "key")
+    local = makespans(records, uses, one)
     octave = np.log2(uses[0]["ffn_ln1"].size[:, 0]).astype(int)
     normal = standard_normals("key ffn_ln1", SAMPLES)
     moved = 3 * uses[0]["ffn_ln1"].time_s @ np.expm1(0.2 * normal[1 + octave])
@@ -229,7 +211,7 @@ def test_an_error_of_whole_layers_moves_all_but_the_all_reduces(run: Run) -> Non
     uses = breakdown(log, predict)
     uses["whole_layer"] = whole_layer(log, uses)
     off = {"whole_layer": LayerError(0.1)}
-    samples = makespan_samples(records, Analysis(records).spans, [uses], off, "key")
+    samples = makespans(records, [uses], off)
     layer_s = float(log.iterations["layer_s"][0]) - 2 * 7e-6
     draws = np.expm1(0.1 * standard_normals("key whole_layer", SAMPLES)[1 + 6])  # 64 to 127 tokens
     assert samples == pytest.approx(records.end_s + 2 * 3 * layer_s * draws)
@@ -468,21 +450,6 @@ def test_no_batch_starts_before_its_members_are_there(system: System, seed: int)
             assert (ready[rows[1:]] >= finish[rows[:-1], 0] + log.switches.turnaround_s).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_members_that_move_are_waited_for(seed: int) -> None:
-    """From a free pool, formed when stage 0 is free: members come from other micro-batches."""
-    system = System(
-        "orca_unconstrained", (1, 1, 1, 1), max_in_flight=5, lazy=True, free_pool=True,
-        requests=make_requests(30, seed=seed, rate=100),
-    )  # fmt: skip
-    records = system.fast()
-    spans = Spans(records.replicas[0])
-    later = np.setdiff1d(np.arange(len(spans.first)), spans.starts)
-    after = causes(records.replicas[0], spans, records.arrival_s).after
-    before = spans.by_group[spans.last[later - 1]]
-    assert (after[spans.by_group[spans.first[later]]] >= before).all()
-
-
 @pytest.mark.parametrize("stages", [1, 3])
 def test_a_long_run_over_several_chunks(stages: int) -> None:
     system = System(layers=(2,) * stages, max_in_flight=3, replicas=2, turnaround_s=1e-3)
@@ -506,19 +473,3 @@ def test_one_request_by_hand() -> None:
     assert np.array_equal(recorded, columns["finish_s"])
     added = 3 * 0.01 * 2 + 0.1 + 0.2 + 0.4
     assert slower - recorded == pytest.approx(added * np.array([1, 2, 3]))
-
-
-def test_an_arrival_is_not_moved() -> None:
-    """With faster ops a batch that waited for its request still waits for it."""
-    requests = [Request(i, 10.0 * i, 10, 2, 2) for i in range(3)]
-    records = System(max_in_flight=1, requests=requests).fast()
-
-    def faster(replica: int, rows: Ints) -> tuple[Floats, ...]:
-        return tuple(-part / 2 for part in parts(records, replica, rows))
-
-    finish = retimed(records, faster)[0][:, 0]
-    columns = records.replicas[0].iterations
-    spent = columns["finish_s"] - columns["ready_s"]
-    first = np.arange(0, 6, 2)
-    assert np.array_equal(columns["ready_s"][first], [0.0, 10.0, 20.0])
-    assert finish[first] == pytest.approx(columns["ready_s"][first] + spent[first] / 2)

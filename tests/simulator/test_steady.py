@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.experiments.run.run_answer import ratios_table, run_answer
@@ -26,6 +24,7 @@ from sarathi_sim.simulator.views.metrics import (
     steady_state,
     waiting_at,
 )
+from tests.experiments.small_config import deployed
 
 
 def queue(load: float, servers: int, count: int, seed: int, shortest: bool = False) -> str:
@@ -118,9 +117,8 @@ def test_closed_and_short() -> None:
 
 @pytest.mark.parametrize(("rate", "state"), [(0.5, "steady"), (4.0, "overloaded")])
 def test_of_a_simulated_cluster(rate: float, state: str) -> None:
-    changes = [f"workload.arrivals.rate={rate}", "workload.requests=400"]
-    experiment = load_experiment("first_experiment", changes)
-    deployment = deploy(experiment.scenarios["orca"], experiment.sources["orca"])
+    changes = (f"workload.arrivals.rate={rate}", "workload.requests=400")
+    deployment = deployed("first_experiment", *changes)["orca"]
     analysis = Analysis(deployment.simulate())
     summary = analysis.summary(deployment.model, deployment.device, 1)
     steady = summary["steady"]
@@ -152,9 +150,7 @@ def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
         ({"kind": "closed_loop", "clients": 4}, "they keep the arrivals as they were"),
     ],
 )
-def test_a_band_that_is_narrow_because_of_its_arrivals_says_so(
-    arrivals: dict[str, object], reason: str
-) -> None:
+def test_a_band_narrow_for_its_arrivals_says_so(arrivals: dict[str, object], reason: str) -> None:
     changes = ["workload.requests=20", f"workload.arrivals={json.dumps(arrivals)}"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
     (note,) = run_answer(outcome.summary()).warnings
@@ -174,31 +170,6 @@ def test_a_ratio_of_latencies_of_an_overloaded_run_is_no_number() -> None:
     assert rows["latency"]["difference"] == ""
 
 
-SHORTEST = """
-from sarathi_sim.policies.policy import named
-
-
-@named("shortest_first")
-class ShortestFirst:
-    pooled = True
-
-    def __init__(self, max_num_seqs: int) -> None:
-        self.max_num_seqs = max_num_seqs
-
-    @staticmethod
-    def order(sequence):
-        return sequence.prompt_tokens
-
-    def plan(self, pool):
-        pool.decodes_all()
-        while pool.waiting and len(pool.running) < self.max_num_seqs:
-            first = pool.waiting[0]
-            if first.stale or pool.blocks.need(first, first.target) > pool.blocks.free:
-                break
-            pool.admit(first, first.target)
-"""
-
-
 @pytest.mark.parametrize(
     ("changes", "state"),
     [
@@ -207,31 +178,20 @@ class ShortestFirst:
         ({"disaggregation.decode.policy.max_num_seqs": 64}, "steady"),
         # 300 tokens of 131 kB take 0.39 s of a link of 0.1 GB/s, which 6 requests a second need.
         ({"disaggregation.handover.bandwidth": 1e8}, "overloaded"),
-        # Served are about 0.5 a second, the shortest first; the mean delay falls from block to
-        # block.
-        ({"workload.arrivals.rate": 0.2}, "steady"),
-        ({"workload.arrivals.rate": 1}, "overloaded"),
     ],
 )
-def test_requests_that_wait_between_two_pools_or_are_overtaken(
-    tmp_path: Path, changes: dict[str, Any], state: str
-) -> None:
+def test_requests_that_wait_between_two_pools(changes: dict[str, Any], state: str) -> None:
     config: dict[str, Any] = {
         **{"name": "x", "model": "llama-3-8b", "device": "a100-80g-sxm"},
-        "workload": {"requests": 300, "arrivals": {"kind": "poisson", "rate": 6}},
+        "workload": {
+            "requests": 300,
+            "arrivals": {"kind": "poisson", "rate": 6},
+            "lengths": {"kind": "fixed", "prompt": 300, "decode": 200},
+        },
         "cluster": {"max_length": 8192},
+        "policy": {"name": "vllm"},
+        "disaggregation": {"prefill": {}, "decode": {}},
     }
-    if "workload.arrivals.rate" in changes:
-        (tmp_path / "mine.py").write_text(SHORTEST)
-        named = {"file": str(tmp_path / "mine.py"), "name": "shortest_first", "max_num_seqs": 4}
-        uniform = {"kind": "uniform", "min": 300, "max": 6000}
-        config |= {"policy": named}
-        config["workload"] |= {"lengths": uniform, "pd_ratio": 5}
-    else:
-        config |= {"policy": {"name": "vllm"}, "disaggregation": {"prefill": {}, "decode": {}}}
-        config["workload"] |= {"lengths": {"kind": "fixed", "prompt": 300, "decode": 200}}
-    experiment = load_experiment(config, [f"{key}={value}" for key, value in changes.items()])
-    ((name, scenario),) = experiment.scenarios.items()
-    deployment = deploy(scenario, experiment.sources[name])
+    (deployment,) = deployed(config, *(f"{key}={value}" for key, value in changes.items())).values()
     summary = deployment.summary(Analysis(deployment.simulate()))
     assert summary["steady"]["state"] == state

@@ -16,7 +16,6 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
-from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.routers import ROUTERS
 from sarathi_sim.simulator.loop.simulation import SimulationError
 from tests.simulator import simulate
@@ -102,10 +101,7 @@ VARIANTS = {
 
 
 # The same for pools; each pair of systems meets both kinds of cache.
-PAIRS = [
-    [(None, False, False), (40.0, True, False)],
-    [(40.0, False, False), (None, False, True)],
-]
+PAIRS = [[(None, False, False), (40.0, True, False)], [(40.0, False, False), (None, False, True)]]
 
 
 def compared_events(system: PoolSystem) -> Any:
@@ -135,29 +131,6 @@ def test_every_pool(name: str, stages: int, caching: bool) -> None:
         if caching and name in VARIANTS:
             assert HIT in events, "nobody hits the prefix cache"
     assert lost or name in OTHERS, "nobody is preempted"
-
-
-@pytest.mark.parametrize("seed", [9, 29])
-def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
-    """A sequence is preempted after a decode was scheduled and before a token of it returned: the
-    block that this decode took down is found again."""
-    rng = np.random.default_rng(seed)
-    requests, now = [], 0.0
-    for i in range(25):
-        now = float(quantize(now + rng.exponential(0.004)))
-        prompt, output = int(rng.integers(3, 30)), int(rng.integers(1, 40))
-        requests.append(Request(i, now, prompt, output, output))
-    system = PoolSystem(
-        policy=Vllm(40, 8, async_scheduling=True),
-        layers=(1, 1),
-        num_blocks=30,
-        block_size=4,
-        caching=True,
-        lazy=True,
-        jitter=0.5,
-        requests=requests,
-    )
-    compare(system)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -232,9 +205,7 @@ def test_drafts_of_decodes_in_flight_need_kv(policy: Any, blocks: int, late: boo
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)),
-    st.integers(1, 5),
-    st.integers(0, 1),
+    st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)), st.integers(1, 5), st.integers(0, 1)
 )
 def test_any_pool_with_drafts(system: PoolSystem, length: int, slots: int) -> None:
     compare(system.with_drafts(length, slots))
@@ -289,25 +260,6 @@ def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:
         simulate(requests, system.pools(), predict, system.layers)
     enough = replace(system, num_blocks=26)
     compare(enough)
-
-
-def test_who_is_rejected_as_another_arrives_no_longer_counts_for_the_router() -> None:
-    """Request 3 waits in a front end until the instant at which 2 arrives, and never fits."""
-    rows = [(20, 1, 1), (20, 1, 1), (21, 1, 1), (20, 11, 20)]
-    requests = [Request(i, at * 2.0**-7, p, 1, most) for i, (at, p, most) in enumerate(rows)]
-    system = System(
-        layers=(1,),
-        max_batch=1,
-        max_in_flight=1,
-        kv_tokens=30,
-        reserve_declared=True,
-        replicas=2,
-        admission_s=2.0**-8,
-        requests=requests,
-    )
-    for router in ROUTERS:
-        routed = replace(system, router=router)
-        assert_bitwise_equal(routed.fast(), routed.textbook())
 
 
 def test_with_room_for_all_nobody_is_preempted() -> None:

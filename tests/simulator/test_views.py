@@ -147,23 +147,6 @@ def test_every_number_of_a_summary_has_a_name_and_the_path_it_is_found_by() -> N
             assert "_" not in found.axis, "no raw key on an axis"
 
 
-@pytest.mark.parametrize(
-    ("path", "axis"),
-    [
-        ("tbt_s.p99", "time between tokens, p99 (s)"),
-        ("ttft_s.p50", "time to first token, median (s)"),
-        ("ttft_s", "time to first token (s)"),
-        ("output_tokens_per_s", "output token throughput (tokens/s)"),
-        ("mfu", "model FLOPs utilisation (%)"),
-        ("gpus", "GPUs"),
-        ("ledger_s.pb2", "stages' time, PB2 (s)"),
-        ("steady.latency_s.p90", "latency, p90, steady part (s)"),
-    ],
-)
-def test_axes(path: str, axis: str) -> None:
-    assert known(path).axis == axis
-
-
 @pytest.mark.parametrize("path", ["", "steady", "steady.tbt_s.p50", "tbt_s.mean", "mfu.p50", "x"])
 def test_what_is_no_metric(path: str) -> None:
     assert quantity(path) is None

@@ -42,15 +42,12 @@ class TextbookBlocks:
 
     @property
     def free(self) -> int:
-        """Free blocks."""
         return len(self.queue)
 
     def blocks(self, tokens: int) -> int:
-        """How many blocks hold that many tokens."""
         return -(-tokens // self.block_size)
 
     def lookup(self, sequence: Sequence) -> tuple[TextbookBlock, ...]:
-        """The cached blocks with which the sequence begins, its last token left out."""
         hits: list[TextbookBlock] = []
         while self.caching and (len(hits) + 1) * self.block_size < sequence.target:
             copies = self.known.get(sequence.content(len(hits), self.block_size))
@@ -60,13 +57,11 @@ class TextbookBlocks:
         return tuple(hits)
 
     def need(self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = ()) -> int:
-        """Free blocks it takes for the sequence to hold ``tokens`` tokens."""
         held = len(self.tables.get(sequence, ())) + len(hits)
         states = self.state_blocks * (tokens > 0 and not self.states.get(sequence))
         return max(self.blocks(tokens) - held, 0) + sum(not hit.holders for hit in hits) + states
 
     def take(self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = ()) -> None:
-        """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
         table = self.tables.setdefault(sequence, [])
         for hit in hits:
             if not hit.holders:
@@ -104,7 +99,6 @@ class TextbookBlocks:
 
     @property
     def blank(self) -> int:
-        """Blocks that can be written to at once: all free ones."""
         return self.free
 
     def reserve(self, blocks: int) -> None:
@@ -118,7 +112,6 @@ class TextbookBlocks:
         """Note that the sequence's first ``tokens`` tokens have been computed."""
 
     def release(self, sequence: Sequence) -> None:
-        """Take back all its blocks, the last first."""
         for block in reversed(self.tables.pop(sequence) + self.states.pop(sequence, [])):
             block.holders.remove(sequence)
             if not block.holders:

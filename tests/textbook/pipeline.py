@@ -32,7 +32,6 @@ class Member:
 
     @property
     def context(self) -> int:
-        """KV tokens it holds: the prompt so far, and all generated tokens but the newest."""
         return self.sequence.prefilled + max(0, self.generated - 1)
 
 

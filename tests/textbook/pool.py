@@ -43,12 +43,10 @@ class PoolMember(Member):
 
     @property
     def known(self) -> int:
-        """Tokens that are there: prompt and output."""
         return self.request.prompt_tokens + self.generated
 
     @property
     def partial(self) -> bool:
-        """Whether it has tokens to process before it decodes."""
         return self.computed < self.sequence.target
 
 
@@ -108,7 +106,6 @@ class TextbookPool:
         self._admitted = 0
 
     def add(self, request: Request) -> bool:
-        """Queue a request; whether it can be served."""
         if request.sends_kv:
             request = replace(request, output_tokens=1, max_tokens=1)
         if self.refuses(request):
@@ -124,7 +121,6 @@ class TextbookPool:
         return True
 
     def refuses(self, request: Request) -> bool:
-        """Whether a request can never be served."""
         length = request.prompt_tokens + request.max_tokens
         most = length - 1
         if self.draft_length:
@@ -135,16 +131,13 @@ class TextbookPool:
 
     @property
     def vacant(self) -> bool:
-        """Whether all blocks are free."""
         return not self.blocks.tables
 
     def received(self, ids: Iterable[int]) -> None:
-        """Their KV is there."""
         for id in ids:
             next(each for each in self.loading if each.id == id).arrived = True
 
     def sent(self, id: int) -> None:
-        """The KV of a sequence that ended here has been sent."""
         sequence = self.sending.pop(id)
         self.blocks.computed(sequence, sequence.target)
         self.blocks.release(sequence)
@@ -164,7 +157,6 @@ class TextbookPool:
         sequence.arrived = sequence.order >= 0
 
     def start(self, sequence: Sequence) -> None:
-        """Let a sequence decode whose KV is there, up to its last known token."""
         member = self.members[sequence]
         self.loading.remove(sequence)
         self._has(member, sequence.remote)
@@ -193,17 +185,14 @@ class TextbookPool:
 
     @property
     def partials(self) -> list[Sequence]:
-        """Running sequences that have tokens to process before they decode."""
         return [s for s in self.running if self.members[s].partial]
 
     @property
     def num_decodes(self) -> int:
-        """Sequences that could decode in this iteration."""
         return len(self.ready)
 
     @property
     def decode_blocks(self) -> int:
-        """Free blocks that it takes if they all do."""
         return sum(self.needs(sequence, self.remaining(sequence)) for sequence in self.ready)
 
     @property
@@ -213,42 +202,34 @@ class TextbookPool:
 
     @property
     def decode_tokens(self) -> int:
-        """What they process then: a token each, and its drafts."""
         return sum(self.remaining(sequence) for sequence in self.ready)
 
     @property
     def drafting(self) -> list[Sequence]:
-        """Running sequences that decode with drafts."""
         found = [s for s in self.running if not self.members[s].partial]
         return found if self.draft_length else []
 
     def decodes_all(self) -> int:
-        """Let them all decode; returns the tokens they process."""
         for sequence in self.ready:
             self.run(sequence, self.remaining(sequence))
         return self.decode_tokens
 
     def decoding(self) -> list[Sequence]:
-        """Those who decode in this iteration, as far as it has been put together."""
         return [sequence for sequence in self.given if sequence in self.ready]
 
     def eligible(self) -> list[Sequence]:
-        """All running sequences that have something to compute, in the order of admission."""
         return [s for s in self.running if s in self.ready or self.members[s].partial]
 
     def remaining(self, sequence: Sequence) -> int:
-        """Tokens that an eligible sequence could compute now."""
         context = self.context(sequence)
         if sequence not in self.ready:
             return sequence.target - context
         return min(1 + self.draft_length, max(self.max_length - context - 1, 1))
 
     def context(self, sequence: Sequence) -> int:
-        """Tokens that an eligible sequence has KV for."""
         return self.members[sequence].computed
 
     def needs(self, sequence: Sequence, tokens: int) -> int:
-        """Free blocks it takes for an eligible sequence to compute ``tokens`` more tokens."""
         return self.blocks.need(sequence, self.until(self.context(sequence) + tokens))
 
     def until(self, tokens: int) -> int:
@@ -256,7 +237,6 @@ class TextbookPool:
         return min(tokens + self.lookahead, self.max_length) if self.lookahead else tokens
 
     def run(self, sequence: Sequence, tokens: int) -> None:
-        """Let an eligible sequence compute ``tokens`` tokens; its blocks must be free."""
         member = self.members[sequence]
         total = member.computed + tokens
         member.holds = max(member.holds, self.until(total))
@@ -270,7 +250,6 @@ class TextbookPool:
         return holds - (sequence in self.ready and sequence in self.given and not self.draft_length)
 
     def generated(self, sequences: Iterable[Sequence]) -> list[int]:
-        """Tokens that each of these sequences has generated, without those on their way."""
         return [self.members[sequence].generated for sequence in sequences]
 
     @property
@@ -282,7 +261,6 @@ class TextbookPool:
         return sum(self._over(m) and self.step >= m.decode_at for m in members)
 
     def put_back(self, sequences: list[Sequence]) -> None:
-        """Let these running sequences follow all others."""
         for sequence in sequences:
             sequence.order = self._admitted
             self._admitted += 1
@@ -290,7 +268,6 @@ class TextbookPool:
         self.ready.sort(key=by_admission)
 
     def newest(self) -> Sequence:
-        """The running sequence that was admitted last."""
         return self.running[-1]
 
     def preempt(self, sequence: Sequence, *, last: bool = False) -> int:
@@ -308,11 +285,7 @@ class TextbookPool:
         return self.given.pop(sequence, 0)
 
     def admit(
-        self,
-        sequence: Sequence,
-        tokens: int,
-        hits: tuple[TextbookBlock, ...] = (),
-        hold: int = 0,
+        self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = (), hold: int = 0
     ) -> None:
         """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more.
 
@@ -340,18 +313,15 @@ class TextbookPool:
         self.given[sequence] = tokens
 
     def queue(self, sequence: Sequence, place: int) -> None:
-        """Let a sequence wait at a place, or where the policy's order puts it."""
         self.waiting.insert(place, sequence)
         if self.policy.order is not None:
             self.waiting.sort(key=self.policy.order)
 
     def look(self) -> None:
-        """Who could decode in the iteration that is formed now."""
         self.given, self.padded = {}, []
         self.ready = [s for s in self.running if self._decodes_next(self.members[s])]
 
     def form(self) -> tuple[Batch, list[Row]]:
-        """Form an iteration; returns also who yields a token with it."""
         self.look()
         self.step += 1
         self.policy.plan(cast(Any, self))
@@ -369,7 +339,6 @@ class TextbookPool:
         return not self._over(member) and self.step + 1 >= member.decode_at
 
     def _over(self, member: PoolMember) -> bool:
-        """Whether all the tokens that it may have are there or on their way."""
         request = member.request
         longest = min(request.prompt_tokens + request.max_tokens, self.max_length)
         return not member.partial and member.known + member.pending >= longest
@@ -396,7 +365,6 @@ class TextbookPool:
         )
 
     def _scheduled(self, sequence: Sequence, tokens: int) -> Row:
-        """Book that the tokens are on their way."""
         member, chunk = self.members[sequence], sequence not in self.ready
         member.computed += tokens
         member.out += tokens

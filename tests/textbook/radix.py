@@ -57,15 +57,12 @@ class TextbookRadix(TextbookBlocks):
 
     @property
     def free(self) -> int:
-        """Pages that are blank, or can be evicted."""
         return self.unused + sum(len(node.pages) for node in self.nodes if not node.locks)
 
     def path(self, node: TextbookNode) -> list[TextbookNode]:
-        """From the root's child to the node."""
         return [] if node.parent is None else [*self.path(node.parent), node]
 
     def length(self, node: TextbookNode) -> int:
-        """The pages down to the end of a node."""
         return sum(len(each.pages) for each in self.path(node))
 
     def use(self, node: TextbookNode) -> None:
@@ -98,7 +95,6 @@ class TextbookRadix(TextbookBlocks):
         return node
 
     def insert(self, pages: list[Page]) -> tuple[TextbookNode, int]:
-        """The node that the pages end with, and how many of them were cached."""
         node = self.walk(pages, inserting=True)
         cached = self.length(node)
         if cached < len(pages):

@@ -60,7 +60,6 @@ class TextbookReplica(TextbookPipeline):
         self.idle: list[int] = list(range(max_in_flight))
 
     def submit(self, request: Request) -> None:
-        """A request arrives."""
         length = request.prompt_tokens + request.max_tokens
         kv_tokens = length if self.reserve_declared else self.max_length
         if length > self.max_length or kv_tokens > self.kv_capacity:

@@ -295,7 +295,6 @@ class TwoPools:
             self._send(self.clients.answered(place, self.env.now))
 
     def member(self, request: int) -> tuple[PoolMember, RemoteReplica]:
-        """A request where it decoded, or ended."""
         found = [
             (member, replica)
             for replica in self.replicas
