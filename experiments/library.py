@@ -38,7 +38,7 @@ from .options import (
     named,
     written,
 )
-from .report.section import Result, Section, Table
+from .report.section import Result, Section, Table, sentence
 
 if TYPE_CHECKING:
     from .capacity.probing import Laboratory
@@ -91,7 +91,6 @@ def run(
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
     from .config.loading import Experiment
-    from .report.timeline import default_window, parse_window, write_trace
     from .run.experiment import simulate_all, writing
 
     if isinstance(config, Experiment) and changes:
@@ -99,8 +98,14 @@ def run(
     experiment = config if isinstance(config, Experiment) else load(config, changes)
     if out is None:
         return simulate_all(experiment, progress)
+    from .report.run_answers import run_section
+    from .report.timeline import default_window, parse_window, write_trace
+    from .results import FORMAT, write_summary
+
     chosen = None if window is None else parse_window(window)
     with writing(experiment, named(out, experiment.name), progress) as (found, folder):
+        content = found.summary()
+        write_summary(folder, FORMAT, run_section(content).words() | content)
         records = [one.analysis.records for one in found.runs.values()]
         shown = chosen or default_window(records)
         shown.check(max(log.end_s for log in records))
@@ -117,10 +122,11 @@ def run(
 
 def result_of(found: "ExperimentResult", out: Folder | None) -> Result:
     """What ``run`` prints."""
-    from .run.run_answer import run_answer
+    from .report.run_answers import run_section
 
     content, folder = found.summary(), named(out or "", found.experiment.name)
-    return Result(content, run_answer(content), written=written(out, folder))
+    section = run_section(content)
+    return Result(section.words() | content, section, written=written(out, folder))
 
 
 def check(config: Config, changes: Assignments = ()) -> Result:
@@ -129,24 +135,15 @@ def check(config: Config, changes: Assignments = ()) -> Result:
     The deployments side by side. Raises UserError, a line per mistake.
     """
     from .config.assumptions import assumed
-    from .report.section import assumed_of, deployments_table, thinned
+    from .report.run_answers import check_section
     from .run.experiment import deploy_all
 
     experiment = load(config, changes)
     deployments = deploy_all(experiment)
-    table = deployments_table(deployments)
-    cells = {name: {row[0]: row[n] for row in table.rows} for n, name in enumerate(deployments, 1)}
     notes = {name: assumed(deployment) for name, deployment in deployments.items()}
-    doubts = [
-        line for d in deployments.values() for line in filter(None, [d.rejections, *d.doubts])
-    ]
-    question, answer = "What would run?", f"{experiment.file}: good"
-    assumptions, warnings = assumed_of({"notes": notes}), thinned(doubts)
-    section = Section(
-        *("check", experiment.name, question, answer, [table]),
-        assumed=assumptions,
-        warnings=warnings,
-    )
+    section = check_section(experiment.name, experiment.file, deployments, notes)
+    rows = section.tables[0].rows
+    cells = {name: {row[0]: row[n] for row in rows} for n, name in enumerate(deployments, 1)}
     return Result({"scenarios": cells, "notes": notes}, section)
 
 
@@ -183,10 +180,10 @@ def sweep(
     """
     import pandas as pd
 
+    from .report.run_answers import read_sweep_section
     from .sweeps.execute import Report, execute, failed_runs
     from .sweeps.plan import plan_sweep
     from .sweeps.store import RESULTS, Store
-    from .sweeps.sweep_answer import read_answer
 
     plan = plan_sweep(config, changes, progress)
     with ExitStack() as stack:
@@ -204,7 +201,7 @@ def sweep(
                     "sweep with the same command and --resume"
                 )
             raise
-        section = read_answer(folder)[1] if report.finished else None
+        section = read_sweep_section(folder)[1] if report.finished else None
         table = pd.read_parquet(folder / RESULTS) if report.finished else None
         say(report.line(backend.workers))
     content = {"runs": report.total, "finished": report.finished, "failures": report.failures}
@@ -236,13 +233,13 @@ def plan(
     with backend_of(workers) as backend:
         count = backend.workers
     work_s = seconds_of_work(planned) / count
-    answer = (
-        f"{len(planned.runs)} runs, predicted {duration(work_s)} "
-        f"on {count} worker{'s' if count > 1 else ''}"
+    time = f"predicted {duration(work_s)} on {count} worker{'s' if count > 1 else ''}"
+    section = Section(
+        *("plan", planned.name, "What would run?"),
+        sentence({f"{len(planned.runs)} runs": time}),
+        [Table("", ("axis", "values", ""), axes_rows(planned), text=3)],
+        warnings=planned.notes,
     )
-    table = Table("", ("axis", "values", ""), axes_rows(planned), text=3)
-    question = "What would run?"
-    section = Section("plan", planned.name, question, answer, [table], warnings=planned.notes)
     return Result({"runs": len(planned.runs), "predicted_s": work_s}, section)
 
 
@@ -310,8 +307,9 @@ def workload(
       sarathi-sim workload shared_prefixes --out runs/workload
       sarathi-sim workload 1024:256~0.5 --json
     """
+    from .report.run_answers import workload_section
     from .results import WORKLOAD_FORMAT, check_replaceable, result_folder, write_summary
-    from .run.traffic import describe, workload_answer, workloads_of
+    from .run.traffic import describe, workloads_of
 
     if out is not None:
         check_replaceable(Path(out), WORKLOAD_FORMAT)
@@ -328,7 +326,7 @@ def workload(
                 charts = {re.sub("[:@?~]", "-", name): workload_charts(requests, clients)}
                 said = f"{name}: {len(requests):,} requests"
                 draw_all(charts, folder / "figures", heading=said)
-    return Result(described, workload_answer(described), written=written(out))
+    return Result(described, workload_section(described), written=written(out))
 
 
 def compare(
@@ -342,10 +340,10 @@ def compare(
     out: AlsoOption = None,
     progress: Progress = silent,
 ) -> Result:
-    """Say which part of the time makes two results differ.
+    """Say how the latencies of two results differ, and why.
 
-    Both are simulated again from their config.yaml. The parts, in seconds, add up to the difference
-    exactly. If one has prefill and decode pools, their numbers are compared, not parts.
+    Both are simulated again from their config.yaml. The parts of the time, in seconds, add up to
+    the difference exactly. If one has prefill and decode pools, their numbers alone are compared.
 
     \b
     Examples:
@@ -353,24 +351,23 @@ def compare(
       sarathi-sim compare runs/before runs/after --out runs/difference
       sarathi-sim compare runs/before runs/after --json
     """
-    from .results import FIGURES_FORMAT, check_replaceable
+    from .report.run_answers import comparison_section
+    from .results import FIGURES_FORMAT, check_replaceable, result_folder, write_summary
     from .run.compare import compare as compared
-    from .run.compare import comparison_answer
 
     if out is not None:
         check_replaceable(Path(out), FIGURES_FORMAT)
     found = compared(Path(a), Path(b), progress)
+    section = comparison_section(found)
+    content = section.words() | found
     if out is not None:
         from .report.draw import draw_all
-        from .report.of_comparison import parts_charts
-        from .results import FIGURES_FORMAT, result_folder, write_summary
 
         with result_folder(Path(out), FIGURES_FORMAT) as folder:
-            write_summary(folder, FIGURES_FORMAT, {"plotted": [found["a"], found["b"]]} | found)
-            charts = {"comparison": parts_charts(found)} if "summaries" not in found else {}
+            write_summary(folder, FIGURES_FORMAT, {"plotted": [found["a"], found["b"]]} | content)
+            charts = {"comparison": section.charts} if section.charts else {}
             draw_all(charts, folder / "figures", progress)
-    section = comparison_answer(found)
-    return Result(found | section.words(), section, written=written(out))
+    return Result(content, section, written=written(out))
 
 
 def plot(
@@ -413,7 +410,7 @@ def plot(
     from .report.draw import draw_all
     from .results import FIGURES_FORMAT, check_replaceable, result_folder, write_summary
     from .sweeps.store import RESULTS
-    from .sweeps.sweep_answer import is_sweep, read_answer
+    from .sweeps.sweep import is_sweep
 
     paths = [Path(folder) for folder in folders]
     of_sweep = len(paths) == 1 and is_sweep(paths[0])
@@ -424,9 +421,10 @@ def plot(
         raise UserError(f"--out {target}: is one of the results to plot: name another folder")
     check_replaceable(target, FIGURES_FORMAT)
     if of_sweep:
+        from .report.run_answers import read_sweep_section
         from .report.sweep_charts import sweep_charts
 
-        swept, section = read_answer(paths[0])
+        swept, section = read_sweep_section(paths[0])
         charts, note = sweep_charts(swept, metrics, over)
         note = f"{note}; their numbers are in {paths[0] / RESULTS}" if note else ""
         section = replace(section, warnings=[*section.warnings, *filter(None, [note])])
@@ -778,7 +776,7 @@ def list_(
       sarathi-sim list support --model llama-3.3-70b --device h100-80g-sxm
       sarathi-sim list support --device l40s --json | jq '.cells[] | select(.runs)'
     """
-    from .run.listing import devices, models, policies
+    from .report.score_answers import devices, models, policies, support_section
 
     if what != "support":
         if any(option is not None for option in (model, device, stack, dtype)):
@@ -786,9 +784,9 @@ def list_(
         return {"models": models, "devices": devices, "policies": policies}[what]()
     import pandas as pd
 
-    from .run.support import support_answer, supported
+    from .run.support import supported
 
     found = supported(model, device, stack, dtype)
     rows = [cell.as_json() for cell in found]
-    section = support_answer(found, model, device, dtype)
+    section = support_section(found, model, device, dtype)
     return Result({"cells": rows}, section, table=pd.DataFrame(rows))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from annotated_types import Ge
@@ -20,10 +20,7 @@ from .options import (
     in_a_paragraph,
     written,
 )
-from .report.section import Result, Section, Table
-
-if TYPE_CHECKING:
-    from sarathi_sim.profiler.bundle.schema import Bundle
+from .report.section import Result, Section, sentence
 
 PROFILES = Path("profiles")
 """Where bundles are written."""
@@ -161,7 +158,13 @@ def profile(
         max_s=chosen.max_seconds,
         sustained_s=chosen.sustained,
     )
-    return Result({}, written=measure(settings, say, progress))
+    paths = measure(settings, say, progress)
+    bundles = [path for path in paths if path.is_dir()]
+    answer = sentence({"measured": ", ".join(f"{model}, {path.name}" for path in bundles)})
+    check = f"sarathi-sim fit {bundles[0]}" if bundles else ""
+    question = "How long does each op take here?"
+    section = Section("profile", str(model), question, answer, command=check)
+    return Result({}, section, written=paths)
 
 
 def fit(
@@ -193,68 +196,20 @@ def fit(
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1 --out runs/fits
     """
     from sarathi_sim.profiler.bundle.check import check_folder
-    from .report.fits import describe, write_fits
+    from .report.score_answers import beyond_single_ops, describe, fit_section, write_fits
     from .results import FITS_FORMAT, check_replaceable
 
-    path, question = Path(bundle), "How far off is this bundle?"
+    path = Path(bundle)
     checked = check_folder(path)
     if out is not None:
         check_replaceable(Path(out), FITS_FORMAT)
-    levels = {op: [f.level for f in checked.findings if f.where == op] for op in checked.coverage}
-    coverage = [
-        (op, there, ", ".join(dict.fromkeys(levels[op])) or "good")
-        for op, there in checked.coverage.items()
-    ]
-    findings = Table(str(path), ("op", "what is there", "findings"), coverage, text=3)
-    worst = sorted(checked.findings, key=lambda finding: finding.level != "error")
-    said = [f"{f.level}: {f.where}: {f.message}" for f in worst]
     if checked.failed:
-        section = Section("fit", str(path), question, "", [findings], warnings=said)
-        return Result({}, section, code=2)
-    loaded = checked.bundle
-    errors = describe(loaded, progress)
+        return Result({}, fit_section(path, checked, None), code=2)
+    errors = describe(checked.bundle, progress)
     if out is not None:
-        write_fits(loaded, errors, Path(out), progress)
-    headings = ("points", "median", "p95", "worst", "forest: median", "p95", "polynomial: median")
-    rows = [
-        (op, where, str(points), *("" if value != value else f"{value:.1f}" for value in percent))
-        for op, where, points, *percent in errors.itertuples(index=False)
-    ]
-    title = f"{path}: error on held-out points, percent"
-    table = Table(title, ("op", "where", *headings, "p95", "in band"), rows, text=2)
-    details = (
-        _beyond_single_ops(loaded) if len(loaded.mixed) or len(loaded.attn_decode_skew) else []
-    )
-    question = "How far off is this bundle?"
-    section = Section("fit", str(path), question, "", [table, *details])
+        write_fits(checked.bundle, errors, Path(out), progress)
+    section = fit_section(path, checked, errors, beyond_single_ops(checked.bundle))
     return Result({}, section, table=errors, written=written(out))
-
-
-def _beyond_single_ops(bundle: "Bundle") -> list[Table]:
-    """Held-out errors of whole layers and of skewed decodes, each beside doing nothing."""
-    from sarathi_sim.simulator.op_times.interaction import interaction_errors, skew_errors
-    from sarathi_sim.simulator.op_times.regression import bundle_times
-
-    ops = bundle_times(bundle)
-    layers, skewed, skew = interaction_errors(bundle, ops), skew_errors(bundle, ops), ops.skew
-    groups = [(f"{kind} layer", rows) for kind, rows in layers.groupby("kind", sort=False)]
-    limit = "" if skew.sequences == math.inf else f", to {skew.sequences:.0f} sequences"
-    ways = {
-        "sum": "sum of its ops",
-        "measured": "whole layer",
-        "mean": "mean context",
-        "skew": f"{skew.share:.2f} of the way to the longest{limit}",
-    }
-    if len(skewed):
-        groups.append(("skewed decodes", skewed))
-    rows = []
-    for what, errors in groups:
-        for column in filter(ways.__contains__, errors.columns):
-            percent = (f"{value:.1f}" for value in errors[column].quantile([0.5, 0.95, 1.0]))
-            rows.append((what, ways[column], str(len(errors)), *percent))
-    title = "beyond single ops: error on held-out points, percent"
-    headings = ("what", "predicted as", "points", "median", "p95", "worst")
-    return [Table(title, headings, rows, text=2)]
 
 
 def score(
@@ -265,14 +220,17 @@ def score(
     out: AlsoOption = None,
     progress: Progress = silent,
 ) -> Result:
-    """Say how far off the simulation of your own server is.
+    """Say whether your own server does what was predicted.
 
     Each BENCH has runs with the times of every request, as vLLM, SGLang, AIPerf, guidellm and
-    LLMServingSim save them (docs/real_servers.md). They are simulated with the same requests, at
-    the times when they reached the server; distributions are compared, and what remains is divided.
+    LLMServingSim save them (docs/real_servers.md): `load.sh` of `recommend` makes one. They are
+    simulated with the same requests, at the times when they reached the server. The table has what
+    was predicted, what was measured, and whether it is inside the 90 % band; --verbose also has the
+    simulation with constants fitted to the runs, and what the latency lacks.
 
     \b
     Examples:
+      sarathi-sim score measured.json --config runs/recommend/winner.yaml
       sarathi-sim score tp8_pp1_qps_*.json --config score_llama70b_a100_tp8 --out runs/tp8
       sarathi-sim score requests.jsonl --config score_llama8b_rtx4090
       sarathi-sim score bench.json --config my.yaml --set kv_cache.num_blocks=2588 --json
@@ -281,7 +239,7 @@ def score(
     from .measured.replay import cases_of
     from .measured.score import score_runs
     from .report.draw import draw_all
-    from .report.score_answers import run_distributions, score_answer
+    from .report.score_answers import run_distributions, score_section
     from .results import SCORE_FORMAT, check_replaceable, result_folder, write_summary
 
     experiment = load_experiment(config, changes)
@@ -289,7 +247,7 @@ def score(
         check_replaceable(Path(out), SCORE_FORMAT)
     found = score_runs(cases_of(experiment, [Path(file) for file in files]), progress)
     content = found.content()
-    section = score_answer(content)
+    section = score_section(content)
     if out is not None:
         with result_folder(Path(out), SCORE_FORMAT) as folder:
             write_summary(folder, SCORE_FORMAT, content | section.words())
@@ -328,7 +286,7 @@ def tune(
     from .config.inputs import check_replaceable
     from .config.loading import load_experiment
     from .measured.tune import tune as calibrated
-    from .report.score_answers import tune_answer
+    from .report.score_answers import tune_section
 
     if out is not None:
         check_replaceable(Path(out))
@@ -338,5 +296,5 @@ def tune(
     if out is not None:
         write_whole(Path(out), fitted.calibration.text())
         content["command"] = f"sarathi-sim run {config} --set calibration={out}"
-    section = tune_answer(content)
+    section = tune_section(content)
     return Result(content | section.words(), section, written=written(out))

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
 SUMMARY = "summary.json"
+SCHEMA = 1
+"""The version of data/schema.yaml, which lists the fields of summaries and tables."""
 FITS_FORMAT = "sarathi-sim fits 1"
 VALIDATION = "validation.json"
 VALIDATION_FORMAT = "sarathi-sim validation 1"
@@ -127,7 +129,7 @@ def open_result(
 
 def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
     """Write ``summary.json``, which holds the kind of the folder."""
-    (folder / SUMMARY).write_bytes(json_bytes({"format": kind, **content}))
+    (folder / SUMMARY).write_bytes(json_bytes({"format": kind, "schema": SCHEMA, **content}))
 
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:

@@ -319,8 +319,11 @@ LEFT_OUT = (
     "_s_wall",
     "elapsed_s",
     "code",
+    "question",
     "answer",
     "assumptions",
+    "warnings",
+    "notes",
     "run",
     "runs",
 )

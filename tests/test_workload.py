@@ -714,11 +714,12 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     words = ("workload", tmp_path / "log.csv", "--out", tmp_path / "out", "--json")
     done = called(*words, "--column", "prompt=tokens_in")
     assert json.loads(done.stdout)["log"]["prompt_tokens"]["mean"] == 25
-    assert "3 requests, P:D 5.36, 0.5 a second over 4 s" in done.stderr
+    said = "log: 3 requests, 0.5 requests/s, 25 prompt and 5 output tokens on average."
+    assert said in done.stderr and " 5.36 " in done.stderr
     assert (tmp_path / "out" / "figures" / "log.png").stat().st_size > 10_000
     assert "name the one with the prompt tokens in lengths.columns.prompt" in refused(*words)
     assert "--column size=4: must be arrival or" in refused(*words, "--column", "size=4")
-    assert "of prompt tokens shared" in called("workload", "shared_prefixes").stdout
+    assert "prompt tokens shared (%)" in called("workload", "shared_prefixes").stdout
 
 
 def test_a_closed_loop_does_not_arrive_at_once() -> None:

@@ -1,4 +1,5 @@
-"""The engine's own command line for a deployment: every setting that was simulated.
+"""The engine's own command line for a deployment, with every setting that was simulated; and a
+load tool's, with the load.
 
 Options are those of vLLM 0.32 and SGLang 0.5.23, whose parsers read these commands in a test, and
 of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its YAML).
@@ -12,12 +13,14 @@ Workers of two pools send the KV cache by NIXL, behind a router that takes turns
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sarathi_sim.policies.catalogue import is_pooled
+from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import Checkpoint, checkpoints, find_published, load_model
 from sarathi_sim.profiler.storage.files import user_path
@@ -25,6 +28,7 @@ from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from ..config.base import Source, get
 from ..config.inputs import version_defaults
 from ..config.pools import pool_of
+from ..config.requests import build_requests
 from ..config.scenario import (
     FUSED,
     GRAPH_KEYS,
@@ -34,6 +38,16 @@ from ..config.scenario import (
     Scenario,
     Speculation,
 )
+from ..config.workload import (
+    Arrivals,
+    AtOnce,
+    Closed,
+    Gamma,
+    Poisson,
+    RandomLengths,
+    Shift,
+    Workload,
+)
 from .options import router_of_ranks
 
 Settings = Mapping[str, Any]
@@ -41,12 +55,13 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """The shell command that starts one replica (of two pools: those of a worker of each, and of
-    the router), with comments above it; or what it ``needs``, such as a checkpoint that is known by
-    name."""
+    """The shell command that starts one replica with a ``checkpoint`` (of two pools: those of a
+    worker of each, and of the router), with comments above it; or what it ``needs``, such as a
+    checkpoint that is known by name."""
 
     command: str | None
     needs: str | None = None
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class _ServerCommand:
     cache in bf16 it takes the checkpoint's KV format. ``file`` is the option that names the options
     file, and its name. ``drafting`` are the options of speculation by its section, ``told`` what
     it is told of a policy's keys by its ranks; ``lacks`` says what it cannot do of a scenario, and
-    ``notes`` what to know of its command, a line each.
+    ``notes`` what to know of its command, a line each. ``port`` is where it listens.
     """
 
     program: str
@@ -80,6 +95,7 @@ class _ServerCommand:
     told: Callable[[dict[str, Any], int], dict[str, Any]] = lambda policy, _: policy
     lacks: Callable[[Scenario], str] = lambda _: ""
     notes: Callable[[Scenario], list[str]] = lambda _: []
+    port: int = 8000
 
 
 DRAFTER = "DRAFTER"
@@ -129,22 +145,12 @@ def _trtllm_lacks(scenario: Scenario) -> str:
 
 
 def _trtllm_drafts(given: Mapping[str, Any]) -> dict[str, Any]:
-    length = given["draft_length"]
-    found: dict[str, dict[str, Any]] = {
-        "mtp": {"decoding_type": "MTP", "num_nextn_predict_layers": length},
-        "eagle3": {
-            "decoding_type": "Eagle",
-            "max_draft_len": length,
-            "speculative_model_dir": DRAFTER,
-        },
-        "ngram": {"decoding_type": "NGram", "max_draft_len": length},
-        "draft_model": {
-            "decoding_type": "DraftTarget",
-            "max_draft_len": length,
-            "speculative_model_dir": given.get("model"),
-        },
-    }
-    return found[given["method"]]
+    kinds = {"mtp": "MTP", "eagle3": "Eagle", "ngram": "NGram", "draft_model": "DraftTarget"}
+    method, model = given["method"], given.get("model")
+    length = "num_nextn_predict_layers" if method == "mtp" else "max_draft_len"
+    found = {"decoding_type": kinds[method], length: given["draft_length"]}
+    drafter = DRAFTER if method == "eagle3" else model
+    return found | ({"speculative_model_dir": drafter} if drafter else {})
 
 
 def _sglang_notes(scenario: Scenario) -> list[str]:
@@ -252,6 +258,7 @@ _SERVERS = {
         told=_sglang_told,
         lacks=_sglang_lacks,
         notes=_sglang_notes,
+        port=30000,
     ),
     "trtllm": _ServerCommand(
         "trtllm-serve {model} --backend pytorch",
@@ -294,12 +301,13 @@ def _of_dynamo(settings: Settings) -> dict[str, Any]:
 class _PoolsCommand:
     """The commands of two pools: how a worker's ``server`` is started, what stands ``before`` it
     and the ``options`` that it has besides, by pool; and how the ``router`` is, which knows the
-    prefill and the decode workers' hosts."""
+    prefill and the decode workers' hosts and listens at a ``port``."""
 
     server: _ServerCommand
     options: Mapping[str, str]
     router: Callable[[list[str], list[str]], str]
     before: str = ""
+    port: int = 8000
 
 
 def _role(role: str) -> str:
@@ -335,6 +343,7 @@ _POOLS = {
         {"prefill": _role("kv_producer"), "decode": _role("kv_consumer")},
         _vllm_router,
         "VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname) ",
+        8192,
     ),
     "sglang": _PoolsCommand(
         _SERVERS["sglang"],
@@ -389,6 +398,7 @@ def launch(scenario: Scenario) -> Launch:
         notes = said + _notes(_SERVERS[scenario.policy.name], scenario)
         return found if found.command is None else replace(found, command=notes + found.command)
     lines, hosts = list(filter(None, [said.rstrip()])), list[list[str]]()
+    checkpoint = None
     for pool in POOLS:
         worker, _ = pool_of(scenario, pool, Source("", "", {}, ()))
         if (spec := scenario.speculation) is not None and spec.method != "ngram":
@@ -398,6 +408,7 @@ def launch(scenario: Scenario) -> Launch:
         one = _launch(replace(both.server, file=("--extra-engine-args", f"{pool}.yaml")), worker)
         if one.command is None:
             return one
+        checkpoint = one.checkpoint
         hosts.append([f"{pool}-{number}" for number in range(many)])
         first, _, last = one.command.rpartition("END\n")
         lines.append(f"# {many} {pool} worker{'s' if many > 1 else ''}, on {', '.join(hosts[-1])}")
@@ -407,7 +418,7 @@ def launch(scenario: Scenario) -> Launch:
                 "# With the drafter, as its KV cache of a prompt is sent, too: not simulated."
             )
         lines.append(f"{first}END\n" * bool(first) + f"{both.before}{last} {both.options[pool]}")
-    return Launch("\n".join([*lines, "# the router", both.router(*hosts)]))
+    return Launch("\n".join([*lines, "# the router", both.router(*hosts)]), None, checkpoint)
 
 
 def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
@@ -429,9 +440,9 @@ def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
     plain = [one for one in readable if _of(one) == ("bf16", "bf16")]
     made = server.on_the_fly.get(formats[0]) if formats[0] == formats[1] else None
     if exact:
-        return Launch(_command(server, scenario, exact[0], None))
+        return Launch(_command(server, scenario, exact[0], None), None, exact[0])
     if plain and made:
-        return Launch(_command(server, scenario, plain[0], made))
+        return Launch(_command(server, scenario, plain[0], made), None, plain[0])
     told = " and a KV cache in bf16" if server.follows_kv and kv == "bf16" else ""
     return Launch(None, _needed(scenario, formats, told))
 
@@ -513,6 +524,120 @@ def _compilation(scenario: Scenario) -> str | None:
             size = {FUSED: largest} if largest else {}
             told["pass_config"] = {"fuse_allreduce_rms": largest > 0, **size}
     return f"'{json.dumps(told)}'" if told else None
+
+
+# The load that checks it ---------------------------------------------------------------------
+
+RESULT, TRACE = "measured.json", "load.jsonl"
+_TOOLS = {
+    "vllm": (
+        "vllm bench serve --backend openai",
+        "random",
+        f"--ignore-eos --save-result --save-detailed --result-filename {RESULT}",
+    ),
+    "sglang": (
+        "python -m sglang.bench_serving --backend sglang",
+        "random-ids --tokenize-prompt",
+        f"--output-file {RESULT} --output-details",
+    ),
+}
+"""Load tools: program, its dataset of random tokens, and how it saves the times of each request."""
+
+
+def load_test(scenario: Scenario) -> tuple[str, str] | None:
+    """The shell command that sends a resolved scenario's requests to its server and writes
+    :data:`RESULT`, with comments above it; and the text of the file :data:`TRACE` that it reads,
+    if any: a line for each request, with its time in seconds, its lengths, and a number for its
+    text.
+
+    SGLang's tool sends them to SGLang if it can, else vLLM's, whose requests any engine takes. None
+    without a checkpoint, and for sessions: no tool lets their turns wait for answers.
+    """
+    workload, served = scenario.workload, launch(scenario).checkpoint
+    if served is None or workload.sessions is not None:
+        return None
+    engine, longest = scenario.policy.name, scenario.cluster.max_length
+    assert longest is not None
+    every = build_requests(scenario, longest, Source("workload", "", {}, ()))
+    requests = [one for one in every if one.prompt_tokens + one.output_tokens <= longest]
+    notes, left_out = _notes_of_load(scenario, requests), len(every) - len(requests)
+    notes += [f"Left out, as they are too long: {left_out:,}."] if left_out else []
+    tools = ("sglang", "vllm") if engine == "sglang" else ("vllm",)
+    drawn = {tool: "" if left_out else _drawn(workload, requests, tool) for tool in tools}
+    tool, trace = next(filter(drawn.get, tools), "vllm"), ""
+    program, dataset, saved = _TOOLS[tool]
+    dataset = f"{dataset} {drawn[tool]}"
+    if not drawn[tool]:
+        dataset, trace = _replayed(workload.arrivals, requests)
+        notes.append(f"{TRACE} has the time and the lengths of each (vLLM 0.23 and later).")
+    if tool not in (engine, tools[0]):
+        notes.append("This is vLLM's tool: SGLang's cannot send this load.")
+    port = (_SERVERS if scenario.disaggregation is None else _POOLS)[engine].port
+    words = [program, f"--base-url http://localhost:{port}", f"--model {shlex.quote(served.name)}"]
+    words += ["--trust-remote-code"] if served.custom_code and tool == "vllm" else []
+    words += [f"--num-prompts {len(requests)} --seed {scenario.seed} --dataset-name {dataset}"]
+    return "".join(f"# {note}\n" for note in notes) + " ".join([*words, saved]), trace
+
+
+def _drawn(workload: Workload, requests: Sequence[Request], tool: str) -> str:
+    """The options with which a tool draws such lengths and arrivals itself; empty if it cannot."""
+    lengths, arrivals = workload.lengths, workload.arrivals
+    alike = {(one.prompt_tokens, one.output_tokens) for one in requests}
+    plain = workload.shift == Shift() and not workload.system_prompts
+    rate = f"--request-rate {getattr(arrivals, 'rate', math.inf):.6g}"
+    ratio = 0.0 if tool == "vllm" else 1.0  # vLLM draws around a length, SGLang below it
+    if len(alike) == 1:
+        ((prompt, output),) = alike
+    elif plain and isinstance(lengths, RandomLengths) and lengths.tool == tool:
+        prompt, output, ratio = lengths.prompt, lengths.decode, lengths.range_ratio or ratio
+    else:
+        return ""
+    if isinstance(arrivals, Gamma) and tool == "vllm" and workload.shift.burstiness == 1:
+        rate += f" --burstiness {arrivals.cv**-2:.6g}"
+    elif isinstance(arrivals, Closed):
+        rate += f" --max-concurrency {arrivals.clients}"
+    elif not isinstance(arrivals, AtOnce | Poisson) or workload.shift.burstiness != 1:
+        return ""
+    lens = f"--random-input-len {prompt} --random-output-len {output}"
+    return f"{lens} --random-range-ratio {ratio:g} {rate}"
+
+
+def _replayed(arrivals: Arrivals, requests: Sequence[Request]) -> tuple[str, str]:
+    """The options with which vLLM's tool sends these requests, and the :data:`TRACE`: one number
+    makes a prompt as long as its line says."""
+    longest = max(one.prompt_tokens for one in requests)
+    options = f"timed_trace --dataset-path {TRACE} --timed-trace-chunk-hash-size {longest}"
+    if isinstance(arrivals, Closed):
+        options += f" --no-self-timed --request-rate inf --max-concurrency {arrivals.clients}"
+    rows = (
+        {"timestamp": round(one.arrival_s, 6), "input_length": one.prompt_tokens}
+        | {"output_length": one.output_tokens, "hash_ids": [number]}
+        for number, one in enumerate(requests)
+    )
+    return options, "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def _notes_of_load(scenario: Scenario, requests: Sequence[Request]) -> list[str]:
+    """What to know of it, and what of the scenario it does not have, a line each."""
+    arrivals, replicas = scenario.workload.arrivals, scenario.cluster.replicas
+    lasts_s = requests[-1].arrival_s - requests[0].arrival_s
+    lasts = f" within {lasts_s:,.0f} s" if lasts_s else ""
+    notes = [
+        f"{len(requests):,} requests{lasts}.",
+        f"Then compare: sarathi-sim score {RESULT} --config winner.yaml",
+    ]
+    if replicas > 1 and scenario.disaggregation is None:
+        notes += [
+            f"The address is that of a router before all {replicas} replicas. Of one replica: so",
+            "many times fewer requests and a lower rate, and score --set cluster.replicas=1.",
+        ]
+    if isinstance(arrivals, Closed) and arrivals.think_s:
+        notes.append("Clients do not wait before their next request, as simulated ones do.")
+    if any(one.prefix for one in requests):
+        notes.append("Prompts share nothing here, so the prefix cache saves less than predicted.")
+    if scenario.speculation is not None:
+        notes.append("Fewer drafts hold than predicted, as the tokens are random.")
+    return notes
 
 
 # Checkpoints ---------------------------------------------------------------------------------

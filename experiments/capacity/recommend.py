@@ -22,6 +22,8 @@ from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import number_text
+from ..config.base import Source
+from ..config.loading import check_scenario
 from ..config.pools import without_hidden
 from ..results import SUMMARY, json_bytes
 from ..sweeps.points import apart, between
@@ -42,7 +44,7 @@ from .answer import (
     with_counts,
 )
 from .bounds import alone, most_requests_per_s
-from .launch import Launch, launch
+from .launch import TRACE, Launch, launch, load_test
 from .options import Left, Option, Wanted, deployable, named, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
@@ -607,6 +609,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,
+        "load_command": load[0] if (load := _load_test(rows[0])) and carries else None,
         "replicas": best.scenario.cluster.replicas,
         "deployments": rows,
         "one_fewer": _one_fewer(found, wanted) if carries else None,
@@ -701,7 +704,16 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
         files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
     if content["command"] is not None:
         files["launch.sh"] = f"{content['command']}\n".encode()
+    if content["load_command"] is not None and (load := _load_test(rows[0])):
+        files["load.sh"] = f"{load[0]}\n".encode()
+        files |= {TRACE: load[1].encode()} if load[1] else {}
     return files
+
+
+def _load_test(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What checks a deployment: the load at which it was simulated."""
+    scenario = without_hidden(row["scenario"])
+    return load_test(check_scenario(scenario, Source("winner.yaml", "", {}, ())))
 
 
 def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:

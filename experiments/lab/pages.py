@@ -22,7 +22,7 @@ from sarathi_sim.profiler.facts.formats import WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
 from sarathi_sim.profiler.kernels.stack_attention import STATE
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec
-from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.not_modelled import LIMITS, Kind
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.load.trace import NAMES, NEEDED
@@ -30,14 +30,8 @@ from sarathi_sim.simulator.views.metrics import METRICS
 from ..config.loading import CONFIGS
 from ..config.scenario import PARAMETERS, Header, Scenario
 from ..report import render
-from ..run.support import (
-    Combination,
-    by_device,
-    matrix,
-    refusals,
-    support_answer,
-    supported,
-)
+from ..report.score_answers import by_device, matrix, refusals, support_section
+from ..run.support import Combination, supported
 from ..sweeps.points import SweepSpec
 from .fit.accuracy import by_class, scores_of, shipped_stacks
 
@@ -71,18 +65,6 @@ def update(page: str, tables: str, some: bool = False) -> str:
 
 # docs/reference.md: every configuration key, column of a trace, metric and file of a result -----
 
-#: The files of a result's folder, and what they hold.
-FILES = {
-    "config.yaml": "the configuration, every default filled in; `sarathi-sim run` takes it again",
-    "summary.json": "metrics of each scenario, ratios, bands, warnings, the origin of op times",
-    "manifest.json": "size and SHA-256 of every file; only a folder with it is replaced",
-    "SCENARIO/requests.parquet": "a row per request ([metrics.md](metrics.md))",
-    "SCENARIO/iterations.parquet": "a row per micro-batch",
-    "SCENARIO/ledger.csv": "a row per stage: what its time went to",
-    "SCENARIO/token_gaps.parquet": "the distribution of the time between tokens",
-    "figures/NAME.png, .svg": "the figures",
-    "SCENARIO/timeline.json.gz": "with `--timeline`: a trace for Perfetto",
-}
 _SECTIONS: list[tuple[str, type[Any], str]] = [
     ("A scenario", Scenario, ""),
     ("Beside the scenarios", Header, ""),
@@ -95,6 +77,26 @@ _BOUNDS = {
     "exclusiveMaximum": "below",
     "maximum": "to",
 }
+_FILES = """# Files: every field, with its unit
+
+`python -m sarathi_sim.experiments.lab.pages docs` makes this page from `data/schema.yaml`.
+
+What a command writes to its folder is an interface. `schema` in every `summary.json` and in what
+`--json` prints is the version of this page, {version}. It rises when a field is renamed or
+dropped, or means something else; new fields leave it as it is.
+
+Beside the files below, a folder holds `config.yaml`, the configuration with every default filled
+in (`sarathi-sim run` takes it again); `manifest.json`, the size and SHA-256 of every file;
+`figures/NAME.png` and `.svg`; with `run --timeline` `SCENARIO/timeline.json.gz`, a trace for
+Perfetto; of `recommend` `winner.yaml`, `launch.sh` and `load.sh`; of `capacity` and `recommend`
+`probes/`, the runs of the search, as a sweep has them.
+
+In a path `*` is any name and `[]` every item of a list. METRIC is a metric of
+[metrics.md](metrics.md) and its statistic, such as `ttft_s.p99`, ACCOUNT an account of the
+ledger, KEY a swept key, CLAUSE a clause of an SLO, `**` a tree that is described elsewhere. A
+share is from 0 to 1. A load is in requests/s or clients, as `load` says. Every number is null
+where there is none.
+"""
 _REFERENCE = """# Reference
 
 `python -m sarathi_sim.experiments.lab.pages docs` makes this page from the code.
@@ -125,9 +127,41 @@ def reference() -> str:
     ]
     lines += ["## Metrics", "", "[metrics.md](metrics.md) has the formulas.", ""]
     lines += table(("key", "name", "unit", "better", "statistics"), metrics)
-    files = [(f"`{name}`", content) for name, content in FILES.items()]
-    lines += ["## Files of a result", "", *table(("file", "content"), files)]
+    lines += ["[files.md](files.md) has every field of the files that commands write."]
+    return "\n".join(lines) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """What results hold, with units: ``data/schema.yaml``."""
+    return read_mapping(data_dir() / "schema.yaml")
+
+
+def fields_of(result: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The fields of a result of the schema by path, those of its groups in their places."""
+    fields: dict[str, str] = {}
+    for name, places in result.get("groups", {}).items():
+        for place in places.split(", "):
+            fields |= {f"{place}{path}": unit for path, unit in groups[name].items()}
+    return {**fields, **result["fields"]}
+
+
+def files() -> str:
+    """docs/files.md."""
+    content = schema()
+    lines = [_FILES.format(version=content["version"])]
+    for name, result in content["results"].items():
+        found = fields_of(result, content["groups"])
+        lines += [f"## `{name}`", "", f"`summary.json`, with `format`: `{result['format']}`.", ""]
+        lines += table(("field", "unit", ""), _with_units(found))
+    for name, result in content["tables"].items():
+        lines += [f"## `{name}`: {result['title']}", ""]
+        lines += table(("column", "unit", ""), _with_units(result["columns"]))
     return "\n".join(lines)
+
+
+def _with_units(fields: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    parts = {path: text.partition(", ") for path, text in fields.items()}
+    return [(_quoted(path.split(", ")), unit, text) for path, (unit, _, text) in parts.items()]
 
 
 def _quoted(names: Iterable[object]) -> str:
@@ -287,7 +321,7 @@ def support(cells: Sequence[Combination]) -> str:
         for cell in cells
         if cell.dtype == WEIGHT_DTYPES[0] and (cell.model.name, cell.device.name) not in runs
     ]
-    section = support_answer(cells, None, None, None)
+    section = support_section(cells, None, None, None)
     tables = [*(matrix(cells, dtype) for dtype in WEIGHT_DTYPES)]
     tables.append(refusals(never, " on a device with every stack"))
     page = replace(section, tables=[by_device(cells), *tables], about=_SUPPORT)
@@ -401,6 +435,7 @@ def main() -> None:
     for path in map(Path, sys.argv[1:]):
         if path.is_dir():
             write_whole(path / "reference.md", reference())
+            write_whole(path / "files.md", files())
             write_whole(path / "limits.md", limits())
             write_whole(path / "support.md", support(supported()))
         else:

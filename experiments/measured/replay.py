@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ import pandas as pd
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.requests import make_requests
-from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.explain import explain
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.base import Source
-from ..config.deployment import Deployment, deploy
+from ..config.deployment import Deployment, PoolsDeployment, deploy
 from ..config.effects import refuse_without_effect
 from ..config.inputs import DEFAULTS, factors
 from ..config.loading import Experiment
@@ -94,7 +92,11 @@ VARIANTS = {
     "left_out": "fitted to others",
 }
 """Names of a run's simulations in a score."""
-COUNTS = ("preemptions", "hit_rate", "num_blocks")
+COUNTS = {
+    "preemptions": "preemptions",
+    "hit_rate": "hit rate of the prefix cache",
+    "num_blocks": "KV blocks",
+}
 
 
 def numbers_of(table: pd.DataFrame) -> dict[str, Any]:
@@ -109,6 +111,14 @@ def numbers_of(table: pd.DataFrame) -> dict[str, Any]:
         quantiles = np.quantile(values, [0.5, 0.9, 0.99]).tolist() if len(values) else [None] * 3
         mean = float(values.mean()) if len(values) else None
         found[key] = dict(zip(STATISTICS, [mean, *quantiles], strict=True))
+    return found
+
+
+def number_at(numbers: Mapping[str, Any], path: str) -> float | None:
+    """The number at ``KEY`` or ``KEY.STATISTIC``; None where there is none."""
+    key, _, statistic = path.partition(".")
+    value = numbers.get(key)
+    found: float | None = value.get(statistic) if statistic and value is not None else value
     return found
 
 
@@ -144,6 +154,9 @@ class Overheads:
 
     def of(self, deployment: Deployment) -> Deployment:
         """A deployment with these, in place of its own constants and on top of its op times."""
+        if isinstance(deployment, PoolsDeployment):
+            prefill, decode = map(self.of, deployment.pools)
+            return replace(deployment, prefill=prefill, decode=decode)
         constants = {key: getattr(self, key) for key in DEFAULTS}
         scenario, ops = deployment.scenario.having("engine", **constants), deployment.ops
         if (self.kernels, self.links) != (1.0, 1.0):
@@ -162,7 +175,7 @@ class MeasuredRun:
     @property
     def configured(self) -> Overheads:
         """The overheads of the configuration, or of its stack."""
-        return Overheads.configured(self.deployment.scenario.engine)
+        return Overheads.configured(self.deployment.pools[0].scenario.engine)
 
     def under(self, overheads: Overheads) -> Simulated:
         """The run's simulation with these overheads."""
@@ -184,17 +197,6 @@ class Case(MeasuredRun):
     scenario: str
     run: ServerRun
     server: str = ""
-
-    @cached_property
-    def beside(self) -> Floats:
-        """For each request, the mean number of requests that decoded while it decoded, as
-        measured."""
-        rows = self.run.requests
-        first = (rows["arrival_s"] + rows["ttft_s"]).to_numpy()
-        last = (rows["arrival_s"] + rows["latency_s"]).to_numpy()
-        shared = np.minimum.outer(last, last) - np.maximum.outer(first, first)
-        own = np.where(last > first, last - first, np.nan)
-        return np.asarray(np.maximum(shared, 0).sum(axis=1) / own)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,45 +1,109 @@
 """Score of recorded runs: each beside its simulation without host time (``zero``: nothing fitted),
 with the configuration's host time (``configured``, if it gives one), with a host time fitted to all
 the configuration's runs (``fitted``), and with one fitted to its other runs (``left_out``, if there
-are any)."""
+are any). The second, or without it the first, is what was predicted before the run: it has bands.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.profiler.facts.formats import named_stack
 from sarathi_sim.profiler.storage.child import Progress
+from sarathi_sim.simulator.confidence.op_errors import NORMAL_90
+from ..config.deployment import Deployment
+from ..config.inputs import DEFAULTS, StackErrors, host_times
 from ..run.compare import comparison
-from .replay import MEASURES, Case, Overheads, Simulated
+from ..run.uncertainty import op_time_factors
+from .replay import MEASURES, NUMBERS, Case, Overheads, Simulated, number_at, numbers_of
 from .tune import fit, too_fast
 
-BATCHES = 4
-"""Groups of requests by the number of requests that ran beside them."""
+HOST = 2.0
+"""The 90 % band of the host's times: a factor either way, assumed (as docs/accuracy.md does)."""
+REPEATS = 0.01
+"""No band is narrower, as a share: a server's runs do not repeat better (assumed)."""
+
+
+def errors_of(deployment: Deployment) -> StackErrors | None:
+    """What measured servers of a deployment's stack show beyond errors of op times and of the
+    host; None without a stack."""
+    if (stack := deployment.scenario.stack) is None:
+        return None
+    times = host_times(mixtures=deployment.model.experts is not None)
+    return times.errors[named_stack(stack)[0]]
+
+
+def bands_of(case: Case, plain: Simulated, overheads: Overheads) -> dict[str, list[float]]:
+    """The 90 % bands of the :data:`NUMBERS` of a simulation with these ``overheads``, by path.
+
+    A band joins independent causes, by the root of the sum of their squares: the run again with
+    all ops slower, and faster, by the errors of op times and the stack's own of TPOT; with the
+    host's times longer and shorter (:data:`HOST`); and the stack's own error of TTFT, which is in a
+    latency, too. Errors of a server's means count for its percentiles (assumed).
+    """
+    errors = errors_of(plain.deployment) or StackErrors(0.0, 0.0)
+    low, high = map(math.log, op_time_factors(plain.deployment, plain.analysis))
+    beyond, causes = NORMAL_90 * errors.tpot, list[list[Overheads]]()
+    ends = [math.exp(math.hypot(high, beyond)), math.exp(-math.hypot(low, beyond))]
+    causes.append(
+        [replace(overheads, kernels=f * overheads.kernels, links=f * overheads.links) for f in ends]
+    )
+    if host := {key: value for key in DEFAULTS if (value := getattr(overheads, key))}:
+        longer, shorter = ({k: f * value for k, value in host.items()} for f in (HOST, 1 / HOST))
+        causes.append([replace(overheads, **longer), replace(overheads, **shorter)])
+    own = numbers_of(plain.requests)
+    runs = [[case.numbers(one) for one in pair] for pair in causes]
+    of_ttft = [math.expm1(sign * NORMAL_90 * errors.ttft) for sign in (1, -1)]
+    found = {}
+    for path in NUMBERS:
+        if (value := number_at(own, path)) is None:
+            continue
+        key, _, statistic = path.partition(".")
+        ttft = own["ttft_s"][statistic] if key in ("ttft_s", "latency_s") else 0.0
+        moved = [[(number_at(one, path) or 0.0) - value for one in pair] for pair in runs]
+        moved.append([ttft * share for share in of_ttft])
+        up = math.hypot(*(max(0.0, *pair) for pair in moved))
+        down = math.hypot(*(min(0.0, *pair) for pair in moved))
+        least = REPEATS * value
+        found[path] = [max(0.0, value - max(down, least)), value + max(up, least)]
+    return found
+
+
+def predicted(simulated: Mapping[str, Any]) -> str:
+    """The simulation that knew nothing of the runs, of those by name."""
+    return "configured" if "configured" in simulated else "zero"
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredRun:
     """A run beside its simulations by name (see the module's docstring); ``overheads`` has each
-    simulation's time outside of the GPUs."""
+    simulation's time outside of the GPUs, ``bands`` are those of the predicted one."""
 
     case: Case
     simulated: Mapping[str, Simulated]
     overheads: Mapping[str, Overheads]
+    bands: Mapping[str, list[float]]
 
     def content(self) -> dict[str, Any]:
-        """Its numbers; ``remains`` divides the difference in the mean latency, ``by_batch`` has the
-        time per output token by the number of requests beside."""
-        case = self.case
+        """Its numbers; ``check`` has the predicted ones, by path, with their 90 % band and whether
+        it holds the measured one (``stack_error``: standard deviations of logarithms of what
+        :func:`bands_of` adds for the stack), ``remains`` divides the difference in the mean
+        latency."""
+        case, errors = self.case, errors_of(self.case.deployment)
         content: dict[str, Any] = {
             "scenario": case.scenario,
             "requests": len(case.run.requests),
             "measured": case.measured,
             "too_fast": too_fast(case),
+            "check": self._check(),
+            "stack_error": None if errors is None else asdict(errors),
         }
         for name, one in self.simulated.items():
             outside = self.overheads[name]
@@ -47,7 +111,19 @@ class ScoredRun:
                 **one.beside(case.run, case.measured),
                 "overheads": asdict(outside),
             }
-        return content | {"remains": self._remains(), "by_batch": self._by_batch()}
+        return content | {"remains": self._remains()}
+
+    def _check(self) -> dict[str, Any]:
+        before, found = numbers_of(self.simulated[predicted(self.simulated)].requests), {}
+        for path, (low, high) in self.bands.items():
+            if measured := number_at(self.case.measured, path):
+                found[path] = {
+                    "predicted": number_at(before, path),
+                    "measured": measured,
+                    "band": [low, high],
+                    "inside": low <= measured <= high,
+                }
+        return found
 
     def _remains(self) -> dict[str, Any]:
         """The residual of the mean latency without host time, in seconds, in parts.
@@ -75,23 +151,6 @@ class ScoredRun:
             "parts": {name: part["difference_s"] for name, part in parts.items()},
             "predicted_parts": {name: part["a_s"] for name, part in parts.items()},
         }
-
-    def _by_batch(self) -> list[dict[str, Any]]:
-        """Groups of equally many requests: the median of requests beside, and mean times per output
-        token."""
-        columns = {"running": self.case.beside, "measured_s": self.case.run.requests["tpot_s"]}
-        columns |= {f"{n}_s": s.requests["tpot_s"] for n, s in self.simulated.items()}
-        table = pd.DataFrame(columns).dropna().sort_values("running", ignore_index=True)
-        groups = [table.iloc[each] for each in np.array_split(np.arange(len(table)), BATCHES)]
-        return [
-            {
-                "requests": len(rows),
-                "running": float(rows["running"].median()),
-                **{name: float(rows[name].mean()) for name in columns if name != "running"},
-            }
-            for rows in groups
-            if len(rows)
-        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +196,8 @@ def score_runs(cases: Sequence[Case], progress: Progress) -> ScoredRuns:
         if others := [each for each in alike if each is not case]:
             variants["left_out"] = fit(others, case.configured).overheads
         runs = {name: case.under(overheads) for name, overheads in variants.items()}
-        found.append(ScoredRun(case, runs, variants))
+        name = predicted(runs)
+        bands = bands_of(case, runs[name], variants[name])
+        found.append(ScoredRun(case, runs, variants, bands))
     progress("fits", len(cases), len(cases))
     return ScoredRuns(found)

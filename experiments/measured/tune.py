@@ -93,7 +93,7 @@ class Tuned:
 
     @property
     def mixed_up(self) -> list[tuple[str, str]]:
-        """Pairs that the runs cannot tell apart: much correlated, and neither of them settled."""
+        """Pairs without a significant difference: much correlated, and neither settled."""
         sd = np.sqrt(np.diag(self.covariance))
         related = self.covariance / np.outer(sd, sd)
         names = [knob.name for knob in self.knobs]

@@ -14,7 +14,7 @@ import pandas as pd
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import number_text
 from ..capacity.slo import UNITS
-from ..run.trade_off import pareto_front
+from ..run.ranking import pareto_front
 from .charts import axis_of
 from .palette import BLACK, BLUE, VERMILION, line_styles
 from .section import Axis, Chart, Series, enumerated

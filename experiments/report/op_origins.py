@@ -13,7 +13,7 @@ from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, OpError, op_er
 from ..capacity.probing import PROBES
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
-from ..sweeps.sweep_answer import read_table
+from ..sweeps.sweep import read_table
 from .section import Table
 
 _MOST_BUNDLES = 8

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,8 +17,6 @@ from sarathi_sim.profiler.storage.strict import UserError, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from ..config.deployment import Deployment
 
 _MOST_ALIKE = 3
 
@@ -209,6 +208,18 @@ def read_section(folder: Path) -> Section:
         raise UserError(f"{folder}: has no readable {_SECTION}: {one_line(error)}") from error
 
 
+@contextmanager
+def damaged(where: str, command: str) -> Iterator[None]:
+    """Turns any error of a section into a UserError: the result of ``command`` is damaged."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"{where}: the result of {command} is damaged: {problem}") from error
+
+
 def anchor(run: str) -> str:
     """The name of the row of a run."""
     return f"run-{run}"
@@ -274,32 +285,3 @@ def thinned(notes: Iterable[str]) -> list[str]:
             same if few else [same[0], f"and {len(same) - 1} more like this, with other numbers"]
         )
     return found
-
-
-def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
-    """The deployment of each scenario, side by side."""
-    rows: dict[str, Callable[[Deployment], str]] = {
-        "model": lambda d: d.model.name,
-        "device": lambda d: d.device.name,
-        "policy": lambda d: d.scenario.policy.name,
-        "TP x PP x replicas": lambda d: (
-            f"{d.scenario.cluster.tp} x {d.scenario.cluster.pp} x {d.scenario.cluster.replicas}"
-        ),
-        "max batch": lambda d: str(d.scenario.batching.max_batch),
-        "micro-batches in flight": lambda d: str(d.scenario.batching.max_in_flight),
-        "KV tokens": lambda d: f"{d.kv_capacity:,}",
-        "requests": lambda d: f"{len(d.requests):,}",
-    }
-    if any(pool.scenario.cluster.dp > 1 for each in deployments.values() for pool in each.pools):
-        rows["data-parallel ranks of attention"] = lambda d: str(d.scenario.cluster.dp)
-    cells = [
-        [
-            label,
-            *(
-                " + ".join(dict.fromkeys(map(cell, deployment.pools)))
-                for deployment in deployments.values()
-            ),
-        ]
-        for label, cell in rows.items()
-    ]
-    return Table("", ("", *deployments), cells)

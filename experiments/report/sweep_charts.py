@@ -17,9 +17,9 @@ from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from sarathi_sim.simulator.views.metrics import STEADY, Better, known, quantity
 from ..config.scenario import parameter, value_name
 from ..results import check_kept, percentile_in, read_requests
-from ..run.trade_off import ALIKE, Load
+from ..run.ranking import ALIKE, Load
 from ..sweeps.store import POLICY
-from ..sweeps.sweep_answer import Sweep, called, grouped, overload_note, short_names, varying
+from ..sweeps.sweep import Sweep, called, grouped, overload_note, short_names, varying
 from .charts import WIDE, axis_of, cumulative, steps
 from .palette import BLACK, Style, line_styles, policy_styles
 from .section import Axis, Chart, Series, first_upper

@@ -1,4 +1,4 @@
-"""Results side by side: common figures of several, and the difference of two, part by part."""
+"""Results side by side: the tables of several, and the difference of two, part by part."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.explain import Explanation
 from sarathi_sim.simulator.views.explain import explain as explanation
-from sarathi_sim.simulator.views.metrics import Analysis, known, number_text
+from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
-from ..report.section import Section, Table, assumed_of
 from ..results import (
     FORMAT,
     SWEEP_FORMAT,
@@ -28,8 +27,6 @@ from ..results import (
     read_tables,
     to_json,
 )
-from .run_answer import SHOWN, shown_row, shown_value
-from .run_answer import answer as side_by_side
 
 _LABELS = {
     **ACCOUNTS,
@@ -155,24 +152,25 @@ def _find(folder: Path) -> tuple[Path, str]:
 
 
 def compare(a: Path, b: Path, progress: Progress = silent) -> dict[str, Any]:
-    """JSON-able: both results and their difference (b - a), part by part, in seconds; the numbers
-    of both, if one has two pools."""
+    """JSON-able: the numbers of both results and their difference (b - a), part by part, in
+    seconds; without the parts, if one has two pools."""
     return comparison(explain(a, progress), explain(b, progress))
 
 
 def comparison(one: Compared, other: Compared) -> dict[str, Any]:
-    """The parts of both and their differences. Each difference is the sum of its parts' exactly.
-    Where one has two pools, ``summaries`` has the numbers of both instead."""
+    """The numbers of both, the parts of their time, and the differences: each is the sum of its
+    parts' exactly. Without the parts where one has two pools."""
     found: dict[str, Any] = {
         "a": one.label,
         "b": other.label,
         "policies": [one.policy, other.policy],
         "same_requests": one.requests == other.requests,
-        "assumptions": assumed_of({"notes": {"A": one.assumed, "B": other.assumed}}),
+        "assumed": {"A": list(one.assumed), "B": list(other.assumed)},
         "notes": [*one.notes, *other.notes],
+        "summaries": {"A": one.summary, "B": other.summary},
     }
     if one.parts is None or other.parts is None:
-        return found | {"summaries": {"A": one.summary, "B": other.summary}}
+        return found
     a, b = one.parts, other.parts
     return found | {
         "wall": _difference(a.wall, a.stages, b.wall, b.stages),
@@ -194,13 +192,6 @@ def _row(a: Fraction, b: Fraction) -> dict[str, float]:
     return {"a_s": float(a), "b_s": float(b), "difference_s": float(b - a)}
 
 
-TITLES = {
-    "wall": "Wall clock, by what the stages did (mean over stages)",
-    "mean_latency": "Latency of a request (mean)",
-}
-"""The two breakdowns of :func:`comparison`."""
-
-
 def part_label(key: str, name: str) -> str:
     """The name of a part of the breakdown ``key``."""
     if key == "mean_latency" and name == "prefill_attention":
@@ -208,153 +199,15 @@ def part_label(key: str, name: str) -> str:
     return _LABELS[name]
 
 
-def by_difference(parts: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Names of the parts, the largest difference first."""
-    return sorted(parts, key=lambda name: -abs(parts[name]["difference_s"]))
-
-
-NEAR_NOTHING = 0.01
-"""Share of the larger total below which percentages of a difference have no meaning."""
-
-
-def comparison_answer(found: Mapping[str, Any]) -> Section:
-    """The answer of a :func:`comparison`: each part's difference in seconds, in percent of A's
-    total and, unless the totals are nearly equal, in percent of the whole difference. Where one has
-    two pools, the difference of each number.
-    """
-    a, b = (Path(found[side]).name for side in "ab")
-    if a == b:
-        a, b = found["a"], found["b"]
-    unlike = [] if found["same_requests"] else ["A and B serve different requests."]
-    divided = "summaries" not in found
-    if divided:
-        table, *details = [_parts_table(title, key, found[key]) for key, title in TITLES.items()]
-        said = f"{_said(found['wall'], a, b)}; {_said(found['mean_latency'], a, b, True)}."
-    else:
-        table, details = _numbers_table(found["summaries"]), []
-        said = side_by_side(found["summaries"])
-    what = "Which part of the time makes" if divided else "In which numbers does"
-    return Section(
-        kind="comparison",
-        name=f"{a} and {b}",
-        question=f"{what} {b} (B) differ from {a} (A)?",
-        answer=said,
-        assumed=found.get("assumptions", ()),
-        tables=[table, *details],
-        warnings=[*found["notes"], *unlike],
-    )
-
-
-def _said(breakdown: Mapping[str, Any], a: str, b: str, latency: bool = False) -> str:
-    """The difference of B from A, and the part that differs most, in words."""
-    total, parts = breakdown["total"], breakdown["parts"]
-    of, verb = ("a request's mean latency", "is") if latency else (f"{b} (B)", "takes")
-    if not divisible(total):
-        ours, theirs = number_text(total["b_s"]), number_text(total["a_s"])
-        same = f"{theirs} s in both" if ours == theirs else f"{ours} s, within 1 % of {a} (A)"
-        return f"{of} {verb} {same}"
-    same_way = [n for n in parts if parts[n]["difference_s"] * total["difference_s"] > 0]
-    most = max(same_way, key=lambda name: abs(parts[name]["difference_s"]))
-    share = percent(abs(total["difference_s"]), total["a_s"]).lstrip("+")
-    more = "more" if total["difference_s"] > 0 else "less"
-    label = part_label("mean_latency" if latency else "wall", most)
-    return (
-        f"{of} {verb} {number_text(total['b_s'])} s, {share} {more} than the "
-        f"{number_text(total['a_s'])} s of {a} (A), the largest part of it {label} "
-        f"({_signed(parts[most]['difference_s'])} s)"
-    )
-
-
-def _parts_table(title: str, key: str, breakdown: Mapping[str, Any]) -> Table:
-    total, parts = breakdown["total"], breakdown["parts"]
-    divided = divisible(total)
-    rows = [(part_label(key, name), parts[name]) for name in by_difference(parts)]
-    return Table(
-        title,
-        ["part", *_HEADINGS[: 5 if divided else 4]],
-        [[label, *_cells(row, total, divided)] for label, row in [*rows, ("in all", total)]],
-        "The parts add up to the difference exactly."
-        + ("" if divided else " The totals differ by less than 1 %: too little for shares of it."),
-    )
-
-
-def _numbers_table(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The numbers of both runs that ``run`` shows, and their differences."""
-    rows = []
-    for path in SHOWN:
-        cells = None if path.endswith("_band") else shown_row(path, summaries.values())
-        if cells is not None:
-            a, b = (shown_value(each, path, known(path)) for each in summaries.values())
-            rows.append([*cells, "-" if a is None or b is None else percent(b - a, a)])
-    note = "Predicted. docs/metrics.md defines every number."
-    return Table("Numbers", ["number", "unit", "A", "B", "B - A"], rows, note, text=2)
-
-
-_HEADINGS = ("A (s)", "B (s)", "B - A (s)", "of A's total", "of the difference")
-
-
-def divisible(total: Mapping[str, float]) -> bool:
-    """Whether the totals differ enough for shares of their difference to be meaningful."""
-    return abs(total["difference_s"]) >= NEAR_NOTHING * max(total["a_s"], total["b_s"]) > 0
-
-
-def _cells(row: Mapping[str, float], total: Mapping[str, float], divided: bool) -> list[str]:
-    difference = row["difference_s"]
-    numbers = [f"{row[key]:,.4f}" for key in ("a_s", "b_s")]
-    cells = [*numbers, f"{difference:+,.4f}", percent(difference, total["a_s"])]
-    return [*cells, percent(difference, total["difference_s"])] if divided else cells
-
-
-def percent(part: float, whole: float) -> str:
-    """A signed share in percent; a dash if ``whole`` is 0."""
-    return f"{100 * part / whole:+.1f} %" if whole else "-"
-
-
 def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Tables]]:
     """Every scenario of the results, by label: its folder, its name in it, and its tables.
 
     Raises UserError where a folder is not a result.
     """
-    return {
-        name if len(folders) == 1 else f"{_label(folder, folders)}/{name}": (folder, name, table)
-        for folder in folders
-        for name, table in read_tables(folder).items()
-    }
-
-
-def _label(folder: Path, folders: Sequence[Path]) -> str:
-    """The folder's name, or its whole path if another folder has the same name."""
-    name = folder.resolve().name
-    alike = [other for other in folders if other.resolve().name == name]
-    return name if len(alike) == 1 else str(folder)
-
-
-SMALLEST, NOTICED = 0.005, 0.05
-"""Parts below the first share of both totals are not drawn, unless their difference is at least the
-second share of the largest one."""
-
-
-def drawn_parts(breakdown: Mapping[str, Any]) -> list[str]:
-    """The parts worth drawing, the largest difference first."""
-    parts, total = breakdown["parts"], breakdown["total"]
-    least = SMALLEST * max(total["a_s"], total["b_s"])
-    ordered = by_difference(parts)
-    noticed = NOTICED * max((abs(part["difference_s"]) for part in parts.values()), default=0.0)
-    return [
-        name
-        for name in ordered
-        if max(abs(parts[name]["a_s"]), abs(parts[name]["b_s"])) >= least
-        or abs(parts[name]["difference_s"]) >= noticed > 0
-    ]
-
-
-def left_out(breakdown: Mapping[str, Any]) -> str:
-    """The number of parts that are not drawn, and their sum, in words; empty if all are."""
-    parts = breakdown["parts"]
-    rest = [parts[name]["difference_s"] for name in parts.keys() - set(drawn_parts(breakdown))]
-    parts_are = "part is" if len(rest) == 1 else "parts are"
-    return f"{len(rest)} smaller {parts_are} left out ({_signed(sum(rest))} s)" if rest else ""
-
-
-def _signed(seconds: float) -> str:
-    return f"{seconds:+,.0f}" if abs(seconds) >= 100 else f"{seconds:+.3g}"
+    names = [folder.resolve().name for folder in folders]
+    found = {}
+    for folder, label in zip(folders, names, strict=True):
+        label = label if names.count(label) == 1 else str(folder)
+        for name, table in read_tables(folder).items():
+            found[name if len(folders) == 1 else f"{label}/{name}"] = (folder, name, table)
+    return found

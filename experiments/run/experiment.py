@@ -17,7 +17,6 @@ from ..config.effects import refuse_without_effect
 from ..config.loading import Experiment, metric, refuse_of_session
 from ..config.scenario import Ratio
 from ..results import (
-    FORMAT,
     ITERATIONS,
     TOKEN_GAPS,
     Tables,
@@ -25,9 +24,7 @@ from ..results import (
     result_folder,
     run_files,
     to_json,
-    write_summary,
 )
-from .run_answer import run_answer
 from .uncertainty import AnyUncertainty, ratio_band, uncertainty
 
 if TYPE_CHECKING:
@@ -93,8 +90,7 @@ class ExperimentResult:
         return tables_of(self.runs)
 
     def summary(self) -> dict[str, Any]:
-        """JSON-able: question and answer in words, then ``{"scenarios": {name: summary}, "ratios":
-        {name: value}, "ratio_bands": …}``.
+        """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}, "ratio_bands": …}``.
 
         A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
         are the assumptions about its deployment: traffic, arrivals, settings at their default,
@@ -110,6 +106,8 @@ class ExperimentResult:
         content: dict[str, Any] = {"name": asked.name, "description": asked.description}
         content |= {"scenarios": scenarios, "compare": compare}
         content |= {"ratios": self.ratios, "ratio_bands": self.ratio_bands}
+        stated = {name: ratio.paper for name, ratio in asked.compare.items()}
+        content["reference"] = {name: one for name, one in stated.items() if one is not None}
         content["deployments"] = {
             name: {"model": d.model.name, "device": d.device.name, "op_times": d.bundle_name}
             for name, d in used.items()
@@ -120,7 +118,7 @@ class ExperimentResult:
         narrow = {name: _narrow_by(run) for name, run in self.runs.items()}
         content["narrow_bands"] = {name: why for name, why in narrow.items() if why}
         cleaned: dict[str, Any] = to_json(content)
-        return run_answer(cleaned).words() | cleaned
+        return cleaned
 
 
 def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
@@ -153,36 +151,19 @@ def _simulate(
 ) -> ExperimentResult:
     asked = quantiles_of(experiment)
     runs = {name: _run(name, each, asked, progress) for name, each in deployments.items()}
-    return _with_bands(experiment, runs, _effects(runs, progress))
-
-
-def _effects(
-    runs: Mapping[str, ScenarioRun], progress: Progress
-) -> dict[str, AnyUncertainty | None]:
-    found = {}
     for name, run in runs.items():
 
         def told(done: int, name: str = name, total: int = len(run.deployment.requests)) -> None:
             progress(f"{name}: errors of op times", done, total)
 
-        found[name] = uncertainty(run.deployment, run.analysis, told)
-    return found
-
-
-def _with_bands(
-    experiment: Experiment,
-    runs: Mapping[str, ScenarioRun],
-    effects: Mapping[str, AnyUncertainty | None],
-) -> ExperimentResult:
-    runs = {name: replace(run, uncertainty=effects[name]) for name, run in runs.items()}
-    ratios = {
-        name: _ratio(experiment, name, ratio, runs) for name, ratio in experiment.compare.items()
-    }
-    bands = {}
+        band = uncertainty(run.deployment, run.analysis, told)
+        runs[name] = replace(run, uncertainty=band)
+    ratios, bands = dict[str, float](), dict[str, list[float]]()
     for name, ratio in experiment.compare.items():
-        band = ratio_band(ratio.metric, ratios[name], *(runs[s].uncertainty for s in ratio.over))
-        if band is not None:
-            bands[name] = band
+        ratios[name] = _ratio(experiment, name, ratio, runs)
+        both = (runs[scenario].uncertainty for scenario in ratio.over)
+        if (one := ratio_band(ratio.metric, ratios[name], *both)) is not None:
+            bands[name] = one
     return ExperimentResult(experiment, runs, ratios, bands)
 
 
@@ -192,8 +173,8 @@ def writing(
 ) -> Iterator[tuple[ExperimentResult, Path]]:
     """Simulate every scenario and write the result folder ``out``, whole or not at all.
 
-    The block gets the result and the folder, to which it may add files. Raises UserError, before
-    any simulation, for mistakes of the user.
+    The block gets the result and the folder, to which it adds the summary, and other files. Raises
+    UserError, before any simulation, for mistakes of the user.
     """
     check_replaceable(out)
     for name, scenario in experiment.scenarios.items():
@@ -201,8 +182,7 @@ def writing(
     deployments = deploy_all(experiment)
     with result_folder(out) as folder:  # made before simulating: writing there may not be allowed
         outcome = _simulate(experiment, deployments, progress)
-        _write_tables(outcome.runs, folder)
-        _write_summary(outcome, folder)
+        _write_tables(outcome, folder)
         yield outcome, folder
 
 
@@ -260,24 +240,19 @@ def _narrow_by(run: ScenarioRun) -> str | None:
     return "arrivals" if lasts_s > OF_ARRIVALS * run.summary["makespan_s"] else None
 
 
-def _write_tables(runs: Mapping[str, ScenarioRun], folder: Path) -> None:
+def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
+    """The tables of every scenario, and the configuration that simulates the same again."""
+    experiment, runs = outcome.experiment, outcome.runs
     for name, run in runs.items():
         (folder / name).mkdir()
         run.analysis.token_gaps.to_parquet(folder / name / TOKEN_GAPS, index=False)
         run.analysis.iterations.to_parquet(folder / name / ITERATIONS, index=False)
-
-
-def _write_summary(outcome: ExperimentResult, folder: Path) -> None:
-    experiment = outcome.experiment
-    compare = experiment.compare
     config = {
         "name": experiment.name,
         "description": experiment.description,
         "scenarios": {},
-        "compare": {n: r.model_dump(exclude_none=True) for n, r in compare.items()},
+        "compare": {n: r.model_dump(exclude_none=True) for n, r in experiment.compare.items()},
     }
-    runs = {n: (run.deployment.scenario, run.analysis) for n, run in outcome.runs.items()}
-    reference = {name: r.paper for name, r in compare.items() if r.paper is not None}
-    write_summary(folder, FORMAT, {**outcome.summary(), "reference": reference})
-    for name, file in run_files(runs, config).items():
+    simulated = {n: (run.deployment.scenario, run.analysis) for n, run in runs.items()}
+    for name, file in run_files(simulated, config).items():
         (folder / name).write_bytes(file)

@@ -25,7 +25,6 @@ from sarathi_sim.simulator.load.requests import (
     lengths_line,
     make_requests,
     peak_rate,
-    without_times,
 )
 from sarathi_sim.simulator.load.trace import NAMES, form_of, read_trace
 from sarathi_sim.simulator.loop.records import Ints
@@ -43,11 +42,10 @@ from ..config.requests import (
     trace_of,
 )
 from ..config.workload import RandomLengths
-from ..report.section import Section, Table, enumerated
 
 T = TypeVar("T")
 FORMS = (
-    "expected PROMPT:OUTPUT tokens in the mean, all alike (1024:256) or spread evenly around it "
+    "expected PROMPT:OUTPUT tokens on average, all alike (1024:256) or spread evenly around it "
     "(1024:256~0.5), tokens in all with their P:D (1K@14, 1K@5..50, 1K@? for 1 to 200), a trace "
     "(.csv, .json, .jsonl), or a configuration"
 )
@@ -155,7 +153,7 @@ def _longest(path: Path) -> int:
 
 
 def rates_of(text: str) -> tuple[float, float] | None:
-    """Requests a second of the trace that ``text`` names, in the mean and in its busiest minute;
+    """Requests a second of the trace that ``text`` names, on average and in its busiest minute;
     None if it names none, or one whose arrivals are not known."""
     trace = read_trace(user_path(text)) if is_trace(text) else None
     if trace is None or trace.arrival_s is None or not trace.arrival_s[-1]:
@@ -301,39 +299,6 @@ def describe(found: Found) -> dict[str, dict[str, Any]]:
         }
         for name, (requests, clients) in found.items()
     }
-
-
-def workload_answer(described: Mapping[str, Mapping[str, Any]]) -> Section:
-    """The numbers of :func:`describe` in words and as a table of lengths."""
-    kinds = ("mean", "p50", "p90", "p99", "max", "sum")
-    rows = [
-        [name, what, *(f"{numbers[f'{what}_tokens'][kind]:,.0f}" for kind in kinds)]
-        for name, numbers in described.items()
-        for what in ("prompt", "output", "total")
-    ]
-    return Section(
-        kind="workload",
-        name=enumerated(list(described)),
-        question="What is in these requests?",
-        answer="\n".join(f"{name}: {_told(numbers)}." for name, numbers in described.items()),
-        tables=[Table("Lengths", ("requests", "tokens", *kinds), rows, text=2)],
-        assumed=[f"{name}: {n}" for name, one in described.items() for n in one["notes"]],
-    )
-
-
-def _told(numbers: Mapping[str, Any]) -> str:
-    said = [f"{numbers['requests']:,} requests", f"P:D {numbers['pd_ratio']:.3g}"]
-    if numbers["left_out"]:
-        said.append(f"{numbers['left_out']:,} without prompt or output tokens left out")
-    if numbers["users"] > 1:
-        said.append(f"{numbers['users']:,} users")
-    if numbers["rate"] is None:
-        said.append(without_times(numbers["clients"]))
-    else:
-        said.append(f"{numbers['rate']:.3g} a second over {numbers['duration_s']:,.0f} s")
-        said.append(f"{numbers['peak_rate']:.3g} in the busiest minute")
-        said.append(f"variation of gaps {numbers['gap_cv']:.2f} (Poisson: 1)")
-    return ", ".join([*said, f"{numbers['shared']:.1%} of prompt tokens shared"])
 
 
 def workloads_of(what: Config, changes: Assignments, columns: Mapping[str, str]) -> Found:

@@ -120,10 +120,16 @@ def uncertainty(
 
 def op_factors(deployment: Deployment, analysis: Analysis) -> list[float]:
     """The ends of the 90 % band of the factor by which op errors lengthen a run: its makespan, or
-    of two pools their ops, of both bands the lower end and the upper end. Empty: nothing ran."""
+    of two pools their ops (:func:`op_time_factors`). Empty: nothing ran."""
     if analysis.records.handovers is None:
         found = uncertainty_of(deployment, analysis)
         return [] if found is None else _band(found.slower)
+    return op_time_factors(deployment, analysis)
+
+
+def op_time_factors(deployment: Deployment, analysis: Analysis) -> list[float]:
+    """The ends of the 90 % band of the factor by which op errors lengthen a run's ops, whatever its
+    arrivals: of two pools' bands the lower end and the upper end."""
     ends = []
     for pool, logs in _by_pool(deployment, analysis):
         uses, errors, _ = _used(pool, logs)
@@ -136,7 +142,8 @@ def _by_pool(
     deployment: Deployment, analysis: Analysis
 ) -> list[tuple[Deployment, Sequence[ReplicaLog]]]:
     logs, first = analysis.records.replicas, analysis.records.prefill_logs
-    return list(zip(deployment.pools, (logs[:first], logs[first:]), strict=True))
+    parts = (logs,) if analysis.records.handovers is None else (logs[:first], logs[first:])
+    return list(zip(deployment.pools, parts, strict=True))
 
 
 def uncertainty_of(deployment: Deployment, analysis: Analysis) -> Uncertainty | None:

@@ -24,7 +24,7 @@ from sarathi_sim.simulator.views.metrics import STEADY, Analysis
 from ..config.base import Source
 from ..config.deployment import deploy
 from ..results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
-from ..run.trade_off import half_width
+from ..run.ranking import half_width
 from .backends import Backend, Bundles
 from .jobs import Job, JobResult
 from .plan import Run, SweepPlan, coordinates
@@ -195,7 +195,8 @@ def _keep(result: JobResult, store: Store, report: Report) -> None:
 
 
 def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
-    """Write the table of all finished runs, and the sweep's summary.
+    """Write the table of all finished runs, and the sweep's summary, with the keys and points of
+    the runs without a result and, if they failed, why.
 
     Both are made from the runs' folders, so they do not depend on when and where runs were
     simulated.
@@ -214,8 +215,11 @@ def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> Non
         "contrast": plan.contrast,
         "runs": len(plan.runs),
         "finished": len(rows),
-        # Keys of the runs without a result, and why they failed if they did.
-        "missing": {r.key: failures.get(r.key) for r in plan.runs if r.key not in finished},
+        "missing": {
+            run.key: {"point": coordinates(run, plan.axes), "error": failures.get(run.key)}
+            for run in plan.runs
+            if run.key not in finished
+        },
         "paired": paired,
     }
     store.replace(SUMMARY, json_bytes(content))

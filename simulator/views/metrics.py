@@ -8,6 +8,7 @@ a ``compare`` section, and a column of a sweep's table.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -274,9 +275,19 @@ class Quantity:
         """The label of an axis: ``time to first token, p99 (s)``."""
         return with_unit(self.label, self.metric.unit)
 
+    @property
+    def spoken(self) -> str:
+        """Within a sentence: ``p99 time to first token``."""
+        return " ".join(filter(None, (self.statistic, self.metric.name)))
+
     def text(self, value: float) -> str:
         """The stored value as it is printed, without its unit."""
         return number_text(value if self.metric.whole else self.metric.scale * value)
+
+    def texts(self, values: Sequence[float | None]) -> list[str]:
+        """Stored values as a table has them: :func:`number_texts`, without their unit."""
+        scale = 1 if self.metric.whole else self.metric.scale
+        return number_texts([None if value is None else scale * value for value in values])
 
 
 def quantity(path: str) -> Quantity | None:
@@ -312,6 +323,20 @@ def number_text(value: float) -> str:
     if abs(value) < 1:
         return f"{value:.3g}"
     return f"{value:.{1 if abs(value) >= 99.5 else 2}f}"
+
+
+def number_texts(values: Sequence[float | None]) -> list[str]:
+    """Numbers of one metric, each with as many decimals: those that :func:`number_text` has for the
+    smallest, but at most five digits of the largest. ``-`` for None and NaN."""
+    sizes = [abs(v) for v in values if v and math.isfinite(v) and not isinstance(v, int)]
+    decimals = 0
+    if sizes:
+        small, large = (math.floor(math.log10(size)) for size in (min(sizes), max(sizes)))
+        usual = 0 if min(sizes) >= 999.5 else 1 if min(sizes) >= 99.5 else 2 - min(small, 0)
+        decimals = max(0, min(usual, 4 - large))
+    return [
+        "-" if value is None or math.isnan(value) else f"{value:,.{decimals}f}" for value in values
+    ]
 
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,32 @@ def write_difference(result: Path, folder: Path) -> Path:
     return folder
 
 
+def recorded_run(
+    check: Mapping[str, tuple[float, float, float, float]], **off_pct: float
+) -> dict[str, Any]:
+    """A recorded run as ``score`` says it: by path the predicted and the measured number and the
+    ends of the band, by simulation the percent by which all means are off."""
+    off_pct = {"zero": 1.0} | off_pct
+    measures = ("ttft_s", "tpot_s", "latency_s")
+    off = {
+        name: {"off_pct": {m: {"mean": value} for m in measures}, "notes": []}
+        for name, value in off_pct.items()
+    }
+    numbers = {
+        path: {"predicted": ours, "measured": real, "band": [low, high]}
+        | {"inside": low <= real <= high}
+        for path, (ours, real, low, high) in check.items()
+    }
+    remains = dict.fromkeys(("latency_s", "host", "frontend", "first_token", "later_tokens"), 0.0)
+    about = {"requests": 50, "measured": {}, "too_fast": "", "stack_error": None}
+    return {"check": numbers, "remains": {**remains, "parts": {}}, **about, **off}
+
+
 def write_recorded(folder: Path) -> Path:
     """The summary of a score of two recorded runs."""
-
-    def off(percent: float) -> dict[str, Any]:
-        return {"off_pct": {m: {"mean": percent} for m in ("ttft_s", "tpot_s", "latency_s")}}
-
+    check = {"ttft_s.mean": (0.3, 0.9, 0.2, 1.0), "tpot_s.mean": (0.02, 0.04, 0.01, 0.03)}
     runs = {
-        name: {"requests": 50, "measured": {}, "zero": off(-12.5), "fitted": off(float(number))}
+        name: recorded_run(check, zero=-12.5, fitted=float(number))
         for number, name in enumerate(("first", "second"), start=1)
     }
     with result_folder(folder, SCORE_FORMAT) as scratch:

@@ -11,7 +11,7 @@ from sarathi_sim.experiments.sweeps.backends import Backend
 from sarathi_sim.experiments.sweeps.execute import Report, execute
 from sarathi_sim.experiments.sweeps.plan import SweepPlan
 from sarathi_sim.experiments.sweeps.store import Store
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep
+from sarathi_sim.experiments.sweeps.sweep import Sweep
 
 SWEEP = """\
 name: tiny

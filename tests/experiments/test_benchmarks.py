@@ -387,6 +387,12 @@ def test_a_warm_up_is_left_out(save: Save) -> None:
     assert means_of(found) == pytest.approx(MEANS) and found.failed == 0
 
 
+def served(prompt: int = 1, queued: float = 1.0, first: float = 2.0) -> dict[str, Any]:
+    """A line of LLMServingSim's ``requests.jsonl``."""
+    times = {"queued_ts": queued, "first_token_ts": first, "last_token_ts": 3.0}
+    return {"request_id": "bench", "input_toks": prompt, "output_toks": 1, **times}
+
+
 def changed(line: dict[str, Any], metric: str, **to: Any) -> dict[str, Any]:
     metrics = line["metrics"]
     return line | {"metrics": metrics | {metric: metrics[metric] | to}}
@@ -424,6 +430,9 @@ def unstreamed(line: dict[str, Any]) -> dict[str, Any]:
             [SGLANG_MEANS, SGLANG_MEANS | {"duration": None}],
             "line 2: duration: value null: must be a number",
         ),
+        ([served(prompt=0)], "line 1: input_toks: "),
+        ([served(), served(queued=2.0, first=1.0)], "line 2: .*must follow"),
+        ([{"input_toks": 1, "output_toks": 1}], "line 1: queued_ts: this key is missing"),
         ([AIPERF[0], 5], "line 2: must be an object"),
         ([AIPERF[0], {"metrics": {}}], "line 2: metadata.request_start_ns: this key is missing"),
         ([unstreamed(AIPERF[0])], "first_token.value: this key is missing: answers must be strea"),

@@ -25,7 +25,7 @@ COMMANDS = [name for names in GROUPS.values() for name in names]
 @pytest.mark.slow
 def test_run_prints_tables(write_config: Write, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    told = called("run", write_config(SMALL), "--out", out).stdout
+    told = called("run", write_config(SMALL), "--out", out, "--verbose").stdout
     for expected in ("Two schedulers on a small load.", "makespan", "speedup", "1.50", str(out)):
         assert expected in told
     assert (out / "figures" / "timeline.svg").is_file()

@@ -195,40 +195,54 @@ def comments(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("engine", "method", "told"),
     [
-        ("mtp", {"method": "mtp", "num_speculative_tokens": 2}),
-        ("eagle3", {"method": "eagle3", "num_speculative_tokens": 2, "model": "DRAFTER"}),
-        ("ngram", {"method": "ngram", "num_speculative_tokens": 2}),
+        ("vllm", "mtp", '{"method": "mtp", "num_speculative_tokens": 2}'),
+        ("vllm", "eagle3",
+         '{"method": "eagle3", "num_speculative_tokens": 2, "model": "DRAFTER"}'),
+        ("vllm", "ngram", '{"method": "ngram", "num_speculative_tokens": 2}'),
+        # A chain: one token a step, and one row more than there are drafts.
+        ("sglang", "mtp", "algorithm EAGLE, num-steps 2, eagle-topk 1, num-draft-tokens 3"),
+        ("sglang", "eagle3", "algorithm EAGLE3, draft-model-path DRAFTER, num-steps 2, "
+         "eagle-topk 1, num-draft-tokens 3"),
+        ("sglang", "ngram",
+         "algorithm NGRAM, num-steps 2, ngram-max-bfs-breadth 1, num-draft-tokens 3"),
+        ("trtllm", "mtp", "decoding_type MTP, num_nextn_predict_layers 2"),
+        ("trtllm", "ngram", "decoding_type NGram, max_draft_len 2"),
+        ("trtllm", "eagle3",
+         "decoding_type Eagle, max_draft_len 2, speculative_model_dir DRAFTER"),
     ],
-)
-def test_vllms_ranks_and_drafts(method: str, told: dict[str, Any]) -> None:
-    command = started(with_ranks("vllm", tp=2, speculation=drafts_of(method)))
-    found = options(command)
-    assert json.loads(found["--speculative-config"]) == told
-    assert found["--tensor-parallel-size"] == "2" and found["--data-parallel-size"] == "4"
-    assert found["--enable-expert-parallel"] == "" and found["--max-num-seqs"] == "256"
-    said = " ".join(comments(command))
-    assert "Limits are a rank's." in said and ("drafter" in said) == (method == "eagle3")
+)  # fmt: skip
+def test_drafts(engine: str, method: str, told: str) -> None:
+    drafts = {"speculation": drafts_of(method)}
+    alone = scenario("sglang", "qwen3-30b-a3b", **drafts)
+    command = started(alone if engine == "sglang" else with_ranks(engine, **drafts))
+    prefix = re.compile(r"speculative[-_](config\.)?")
+    given = [(key, value) for key, value in read_back(command).items() if prefix.match(key)]
+    said = [f"{prefix.sub('', key, count=1)} {value}" for key, value in given]
+    assert sorted(said) == sorted([f"config {told}"] if engine == "vllm" else told.split(", "))
+    assert ("DRAFTER" in " ".join(comments(command))) == (method == "eagle3")
 
 
 @pytest.mark.parametrize(
-    ("method", "algorithm", "chain"),
+    ("engine", "tp", "told"),
     [
-        ("mtp", "EAGLE", "--speculative-eagle-topk"),
-        ("eagle3", "EAGLE3", "--speculative-eagle-topk"),
-        ("ngram", "NGRAM", "--speculative-ngram-max-bfs-breadth"),
+        ("vllm", 2, {"tensor-parallel-size": "2", "data-parallel-size": "4",
+                     "enable-expert-parallel": "", "max-num-seqs": "256"}),
+        ("trtllm", 1, {"tp_size": "4", "ep_size": "4", "max_batch_size": "2048",
+                       "enable_attention_dp": "True"}),
     ],
-)
-def test_sglangs_drafts_are_a_chain(method: str, algorithm: str, chain: str) -> None:
-    found = options(started(scenario("sglang", "qwen3-30b-a3b", speculation=drafts_of(method))))
-    assert found["--speculative-algorithm"] == algorithm and found[chain] == "1"
-    steps = "--speculative-num-steps", "--speculative-num-draft-tokens"
-    assert [found[key] for key in steps] == ["2", "3"]
-    assert (found.get("--speculative-draft-model-path") == "DRAFTER") == (method == "eagle3")
-    both = launch(with_ranks("sglang", speculation=drafts_of(method)))
-    assert (both.command is None) == (method == "ngram")
-    assert both.command is not None or "no n-gram drafts" in str(both.needs)
+)  # fmt: skip
+def test_ranks(engine: str, tp: int, told: dict[str, str]) -> None:
+    command = started(with_ranks(engine, tp))
+    found = read_back(command)
+    assert {key: found[key] for key in told} == told
+    assert " a rank's." in " ".join(comments(command))
+
+
+def test_sglang_has_no_n_gram_drafts_with_ranks() -> None:
+    found = launch(with_ranks("sglang", speculation=drafts_of("ngram")))
+    assert found.command is None and "no n-gram drafts" in str(found.needs)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -245,27 +259,6 @@ def test_sglang_divides_what_it_is_told_by_its_ranks(tp: int) -> None:
     assert float(found["--schedule-conservativeness"]) * 0.3 == pytest.approx(1.0)
     assert (found.get("--moe-dense-tp-size") == "1") == (tp == 1)
     assert any("Dense layers" in line for line in comments(command)) == (tp == 2)
-
-
-@pytest.mark.parametrize(
-    ("method", "told"),
-    [
-        ("mtp", {"decoding_type": "MTP", "num_nextn_predict_layers": 2}),
-        ("ngram", {"decoding_type": "NGram", "max_draft_len": 2}),
-        (
-            "eagle3",
-            {"decoding_type": "Eagle", "max_draft_len": 2, "speculative_model_dir": "DRAFTER"},
-        ),
-    ],
-)
-def test_tensorrt_llms_ranks_and_drafts(method: str, told: dict[str, Any]) -> None:
-    command = started(with_ranks("trtllm", speculation=drafts_of(method)))
-    content = parse_yaml(command.split("'END'\n")[1].partition("END\n")[0], "trtllm.yaml")
-    assert content["enable_attention_dp"] is True and content["speculative_config"] == told
-    found = options(command)
-    assert [found[key] for key in ("--tp_size", "--ep_size", "--max_batch_size")] == [
-        *("4", "4", "2048")
-    ]
 
 
 def test_tensorrt_llms_ranks_have_one_gpu_each() -> None:

@@ -27,9 +27,9 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment
 from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment, stored
+from sarathi_sim.experiments.report.run_answers import comparison_section, number_row
 from sarathi_sim.experiments.results import to_json
-from sarathi_sim.experiments.run.compare import comparison_answer, simulate_again
-from sarathi_sim.experiments.run.run_answer import shown_row
+from sarathi_sim.experiments.run.compare import simulate_again
 from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN, PoolsUncertainty, op_factors
 from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
@@ -301,7 +301,7 @@ def test_a_band_has_no_upper_end_where_the_slower_run_is_overloaded() -> None:
     overloaded = PoolsUncertainty((slow, slow), []).as_json(slow)
     assert overloaded["steady"]["ttft_s"].keys() == {"p50"}
     shown = to_json({"steady": found["steady"] | {"state": "steady"}})
-    assert shown_row("ttft_s.p50_band", [shown]) == [
+    assert number_row("ttft_s.p50_band", [shown]) == [
         "time to first token, median, 90 % band", "s", "3.00 to overload"
     ]  # fmt: skip
 
@@ -315,7 +315,7 @@ def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Pa
     stored = [summary_of(each) for each in (alone, ran)]
     both = [each["scenarios"]["two"] for each in stored]
     assert list(found["summaries"].values()) == both and found["same_requests"]
-    section = comparison_answer(found)
+    section = comparison_section(found)
     assert (section.answer, section.warnings) == (found["answer"], found["warnings"])
     rows = {row[0]: row[2:] for row in section.tables[0].rows}
     a, b = (each["output_tokens_per_s"] for each in both)

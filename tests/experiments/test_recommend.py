@@ -115,7 +115,8 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert command.startswith("vllm serve huggyllama/llama-13b --tensor-parallel-size")
     assert content["needs"] is None
     files = {one: {*recommend_files(asked, content | {"command": one})} for one in ("vllm", None)}
-    assert files["vllm"] - files[None] == {"launch.sh"}
+    assert files["vllm"] - files[None] == {"launch.sh"} and "load.sh" in files["vllm"]
+    assert f"--request-rate {row['offered']:.6g} --burstiness 25 " in content["load_command"]
     again = winner(content, asked)
     assert again.pop("name") == "winner"
     assert again.pop("capacity")["slo"] == asked.section.slo

@@ -99,40 +99,6 @@ def recorded(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_tools_file(recorded: Path) -> None:
-    """Arrivals are the gaps that the tool draws, one by one, from the legacy generator."""
-    run = table_of(recorded)
-    legacy = np.random.RandomState(0)
-    gaps = [legacy.exponential(1 / 4) for _ in range(2)]
-    assert run["arrival_s"].tolist() == [0.0, gaps[0], gaps[0] + gaps[1]]
-    assert run["latency_s"].tolist() == pytest.approx([0.09, 0.06, 0.09])
-    assert run["tpot_s"].dropna().tolist() == pytest.approx([0.02, 0.02])
-    recorded.write_text(json.dumps(TOOL | {"request_rate": "inf"}))
-    run = table_of(recorded)
-    assert run["arrival_s"].tolist() == [0.0] * 3
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is not the file of a load tool"),
-        ("{", "EOF while parsing an object at line 1 "),
-        (line(0, 1, 1.0, 2.0, 3.0), "line 1: input_toks: "),
-        (line(1, 1, 1.0, 2.0, 3.0) + "\n" + line(1, 1, 2.0, 1.0, 3.0), "line 2: .*must follow"),
-        ('{"input_toks": 1, "output_toks": 1}', "line 1: queued_ts: this key is missing"),
-        ({"itls": [[]]}, "itls: must have 3 entries, as input_lens has"),
-        ({"request_rate": 0}, "request_rate"),
-        ({"ttfts": [1, 2, "x"]}, r"ttfts.2: "),
-        ({"input_lens": []}, "input_lens: "),
-    ],
-)
-def test_a_file_that_is_none(tmp_path: Path, text: str | dict[str, Any], message: str) -> None:
-    path = tmp_path / ("run.jsonl" if isinstance(text, str) else "run.json")
-    path.write_text(text if isinstance(text, str) else json.dumps(TOOL | text))
-    with pytest.raises(UserError, match=message):
-        read_server_runs(path)
-
-
 def test_prompts_are_cached(recorded: Path, write_config: Write) -> None:
     """All full blocks are found, but for the one with the last token of the prompt."""
     (run,) = read_server_runs(recorded).values()
@@ -217,22 +183,13 @@ def test_what_is_scored(measured: list[Case]) -> None:
     assert sum(remains[part] for part in parts) == pytest.approx(remains["latency_s"])
     assert sum(remains["parts"].values()) == pytest.approx(remains["host"])
     assert remains["parts"]["host"] > 0
-    assert sum(group["requests"] for group in slow["by_batch"]) == 12
-
-
-def test_requests_that_run_beside(recorded: Path, write_config: Write) -> None:
-    """Decoding from 0.05 to 0.09, never, and 0.07 to 0.09 s when all arrive at once."""
-    recorded.write_text(json.dumps(TOOL | {"request_rate": "inf"}))
-    (case,) = cases_of(load_experiment(write_config(CONFIG)), [recorded])
-    beside = case.beside
-    assert beside[[0, 2]].tolist() == pytest.approx([1.5, 2.0]) and np.isnan(beside[1])
 
 
 @pytest.mark.slow
 def test_the_command_of_a_score(recorded: Path, write_config: Write, tmp_path: Path) -> None:
     out, config = tmp_path / "out", write_config(CONFIG)
     given = ("score", recorded, "--config", config)
-    printed = called(*given, "--out", out)
+    printed = called(*given, "--out", out, "--verbose")
     for text in ("time to first token, p90 (s)", "fitted to these", "What the mean latency lacks"):
         assert text in printed.stdout
     assert (out / "figures" / "rate_04.png").is_file()

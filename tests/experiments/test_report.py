@@ -11,15 +11,11 @@ from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from bokeh.models import TapTool
 
-import sarathi_sim as sim
-from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.report.capacity_charts import capacity_charts
 from sarathi_sim.experiments.report.page import interactive, page, write_report
 from sarathi_sim.experiments.report.section import Axis, Chart, Section, Series, anchor
@@ -27,8 +23,8 @@ from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.report.timeline import boxes_window, busy_shares
 from sarathi_sim.experiments.results import read_summary
 from sarathi_sim.experiments.run.compare import simulate_again
-from sarathi_sim.experiments.run.run_answer import answer
 from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.views.metrics import known
 from tests.experiments.small_config import called, refused
 from tests.experiments.small_report import ALL_KINDS
 
@@ -61,9 +57,11 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
         exact = [factor * numbers[key] for numbers in summary.values()]
         assert rows[label][0] == unit
         assert [float(cell) for cell in rows[label][1:]] == pytest.approx(exact, rel=5e-3)
-    ratio = summary["orca"]["makespan_s"] / summary["sarathi"]["makespan_s"]
-    assert section.answer.startswith("sarathi is the fastest")
-    assert f"{ratio:.3g} times as fast as orca" in section.answer
+    tokens = known("output_tokens_per_s").text(summary["sarathi"]["output_tokens_per_s"])
+    assert f"; sarathi: {tokens} output tokens/s, time to first token p99" in section.answer
+    assert section.answer.endswith(
+        "arrivals: all at once; winner: one seed cannot tell, three can."
+    )
     titles = [chart.title for chart in section.charts]
     wanted = {"Time to first token", "Timeline of the stages: orca", "The whole run: orca"}
     assert wanted <= set(titles)
@@ -74,36 +72,26 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
     assert "policy:" in section.configuration["run/config.yaml"]
 
 
-def test_the_points_of_a_sweep(sections: dict[str, Section], reported: dict[str, Path]) -> None:
-    section = sections["sweep"]
-    table = pd.read_parquet(reported["sweep"] / "results.parquet")
-    means = table.groupby(["batching.max_batch", "scenario"])["output_tokens_per_s"].mean()
-    assert [tuple(row[:2]) for row in section.tables[0].rows] == [
-        (str(b), s) for b, s in means.index
-    ]
-    ((batch, scenario),) = means.nlargest(1).index
-    assert section.answer.startswith(f"batch {batch}, {scenario} has the highest output token")
-    assert any("against" in chart.title for chart in section.charts)
-    assert any("over largest batch" in chart.title for chart in section.charts)
+def test_the_charts_of_a_sweep(sections: dict[str, Section]) -> None:
+    titles = [chart.title for chart in sections["sweep"].charts]
+    assert any("against" in title for title in titles)
+    assert any("over largest batch" in title for title in titles)
 
 
 def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[str, Path]) -> None:
     section, found = sections["comparison"], read_summary(reported["comparison"])
-    assert "% less than" in section.answer
-    assert float(section.tables[0].rows[-1][1]) == pytest.approx(
-        found["wall"]["total"]["a_s"], abs=1e-4
-    )
-    parts = [float(row[3].replace(",", "")) for row in section.tables[0].rows]
-    assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=2e-3)
+    assert "orca (A): " in section.answer and "sarathi (B): " in section.answer
+    for table, key in zip(section.tables[1:], ("mean_latency", "wall"), strict=True):
+        assert float(table.rows[-1][1]) == pytest.approx(found[key]["total"]["a_s"], abs=1e-4)
+        parts = [float(row[3].replace(",", "")) for row in table.rows]
+        assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=2e-3)
 
 
 def test_recorded_runs(sections: dict[str, Section]) -> None:
     section = sections["recorded"]
-    assert section.answer == (
-        "The mean latency of 2 recorded runs is off by at most 12.50 % (no host time) and 2.00 % "
-        "(fitted to these)."
-    )
-    assert section.tables[0].rows[1] == ["first", "fitted to these", "50", "+1.0", "+1.0", "+1.0"]
+    assert section.answer.startswith("inside the 90 % band: 2 of 4 numbers; furthest off: ")
+    assert [grid.title for grid in section.tables[1:3]] == ["first", "second"]
+    assert [list(bars.x) for bars in section.charts[0].series] == [[-12.5, -12.5], [1.0, 2.0]]
 
 
 def test_capacities(sections: dict[str, Section]) -> None:
@@ -193,27 +181,6 @@ def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
     assert len(section.tables[0].headings) == 2 + 4
     assert set(section.tables[0].headings) >= {"run/orca", "other/sarathi"}
     assert [grid.title for grid in section.tables[1:]].count("Ratios") == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "unlike"),
-    [
-        (["workload.arrivals={kind: poisson, rate: 1}"], "the traffic"),
-        (["model=llama-2-7b", "device=a40"], "the model and the GPU"),
-    ],
-)
-def test_unlike_results_are_not_ranked(
-    result: Path, tmp_path: Path, changes: list[str], unlike: str
-) -> None:
-    other = load_experiment(result.parent / "small.yaml", changes)
-    sim.run(other, out=tmp_path / "other", figures=False)
-    (section,) = sections_of([result, tmp_path / "other"])
-    assert section.question.startswith("How do run/orca, run/sarathi, other/orca")
-    assert section.answer.startswith(f"They differ in {unlike}, so none is called better. run/")
-    assert "other/orca serves" in section.answer and "fastest" not in section.answer
-    (alike,) = sections_of([tmp_path / "other"])
-    assert "other" not in alike.question and "Which of" in alike.question
 
 
 @pytest.mark.slow
@@ -314,7 +281,7 @@ def test_a_run_that_cannot_be_simulated_again(result: Path, tmp_path: Path) -> N
     (section,) = sections_of([folder])
     assert any(w.startswith("orca: no timeline, and no errors") for w in section.warnings)
     assert not any(chart.title.startswith("Timeline") for chart in section.charts)
-    assert section.answer.startswith("sarathi is the fastest")
+    assert section.answer.startswith("orca: ")
 
 
 def test_a_run_that_has_changed_since(result: Path, tmp_path: Path) -> None:
@@ -339,38 +306,6 @@ def test_the_boxes_of_a_timeline_are_few(result: Path) -> None:
         busy = (shares * np.diff(edges)).sum() * len(analysis.ledger)
         assert busy == pytest.approx(analysis.ledger["busy_s"].sum())
         assert shares.sum(axis=0).max() <= 1 + 1e-9
-
-
-def one(state: str, makespan: float, p99: float | None, finished: int = 100) -> dict[str, Any]:
-    spread = {"p50": p99, "p99": p99}
-    numbers = {"makespan_s": makespan, "finished": finished, "gpus": 8, "tbt_s": spread}
-    numbers |= {"output_tokens_per_s": finished / makespan, "ttft_s": spread, "latency_s": spread}
-    return numbers | {"steady": {"state": state, "ttft_s": spread, "latency_s": spread}}
-
-
-@pytest.mark.parametrize(
-    ("runs", "said"),
-    [
-        ({"a": one("steady", 10, 2.0)}, "a serves 100 requests in 10.00 s, with 10.00 output"),
-        ({"a": one("overloaded", 10, 2.0)}, "it is overloaded: its queue grows"),
-        ({"a": one("closed", 10, 2.0)}, "all requests arrive at once"),
-        ({"a": one("steady", 10, 2.0), "b": one("steady", 20, 1.0)}, "a is the fastest"),
-        # The makespan follows the arrivals: the latency decides.
-        (
-            {"a": one("steady", 10, 2.0), "b": one("steady", 10.05, 1.0)},
-            "b has the shortest p99 time to first token: 1.00 s (a 2.00 s); none has a better p99 ",
-        ),
-        ({"a": one("overloaded", 10, 2.0), "b": one("steady", 20, 1.0)}, "s; overloaded: a."),
-        (
-            {"a": one("overloaded", 10, 2.0), "b": one("overloaded", 20, 1.0)},
-            "; overloaded: a and b.",
-        ),
-    ],
-)
-def test_the_answer(runs: dict[str, dict[str, Any]], said: str) -> None:
-    found = answer(runs)
-    assert said in found
-    assert found.endswith(".")
 
 
 def test_the_command(reported: dict[str, Path], tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.run.support import Combination, build, cells
+from sarathi_sim.experiments.run.support import Combination, cells
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.facts.ops import SENDS
 from sarathi_sim.profiler.physics.shard_times import KINDS
 from tests.experiments.small_config import called, deployed
 
@@ -42,10 +43,20 @@ def test_every_cell_runs_or_says_why_not(every: list[Combination]) -> None:
 
 @pytest.mark.slow
 def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
-    """Each cell in its smallest layout; `build` alone takes every TP degree."""
+    """Each cell in its smallest layout: every op at a small and a large size."""
+    one, many = np.array([1.0, 64.0]), np.array([512.0, 4096.0])
     for cell in every:
-        if cell.memory is not None:
-            build(cell, [cell.memory[0][0]])
+        if cell.memory is None:
+            continue
+        tp = cell.memory[0][0]
+        source = cell.sources[tp]
+        times = {op: source.by_rows(op, many) for op in cell.model.row_ops}
+        times |= {"prefill": source.prefill(many, many), "decode": source.decode(one, many)}
+        times |= {op: source.send_recv(1024 * many, scope) for op, scope in SENDS.items()}
+        if tp > 1:
+            times["all-reduce"] = source.all_reduce(1024 * many)
+        for op, found in times.items():
+            assert (np.isfinite(found) & (found > 0)).all(), (cell.model.name, cell.kernels, op)
 
 
 def test_details_are_those_of_a_run() -> None:
@@ -80,7 +91,7 @@ def test_a_calibrated_device_needs_no_bundle() -> None:
 
 def test_the_text() -> None:
     both = say("--model", "llama-2-70b", "--device", "a100-40g-sxm")
-    assert both.startswith("llama-2-70b runs on 1 x a100-40g-sxm.")
+    assert both.startswith("llama-2-70b on a100-40g-sxm: 1 GPU at least.")
     for part in ("derived: from a100-80g-sxm", "NCCL buffers", "assumed: engines' logs", "weights"):
         assert part in both
     assert "head_dim bf16.64" in say("--model", "tiny-llama-40m", "--device", "a100-40g-sxm")

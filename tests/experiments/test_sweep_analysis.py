@@ -21,9 +21,9 @@ import sarathi_sim as sim
 from sarathi_sim.experiments.report import draw, sweep_charts
 from sarathi_sim.experiments.report.sweep_charts import CDF_COLUMNS, lines, pairs
 from sarathi_sim.experiments.report.sweep_charts import sweep_charts as charts_of
-from sarathi_sim.experiments.run.trade_off import pareto_front
+from sarathi_sim.experiments.run.ranking import pareto_front
 from sarathi_sim.experiments.sweeps.execute import paired_differences
-from sarathi_sim.experiments.sweeps.sweep_answer import Sweep, read_sweep
+from sarathi_sim.experiments.sweeps.sweep import Sweep, read_sweep
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called, summary_of
 from tests.experiments.small_sweep import CHUNK, RATE, of
@@ -179,7 +179,7 @@ def damaged(sweep: Path, to: Path, change: Change) -> Path:
     ],
 )
 def test_a_damaged_sweep_is_named(tiny_sweep: Path, tmp_path: Path, change: Change) -> None:
-    with pytest.raises(UserError, match="the sweep is damaged"):
+    with pytest.raises(UserError, match="sweep is damaged"):
         sim.plot([damaged(tiny_sweep, tmp_path / "copy", change)], out=tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
 
@@ -264,19 +264,10 @@ def test_scenarios_of_other_requests_are_loads(tiny_sweep: Path) -> None:
         assert read_sweep(tiny_sweep).given == ["scenario"]
 
 
-def test_a_sweep_among_results_is_named(tiny_sweep: Path, result: Path, tmp_path: Path) -> None:
-    done = called("plot", tiny_sweep, result, "--out", tmp_path / "figures", code=2)
-    assert "is a sweep: name it alone, or the folders of its runs" in done.stderr
-    done = called("plot", result, "--out", tiny_sweep, code=2)
-    assert "is a result of another kind (sweep)" in done.stderr
-    done = called("compare", tiny_sweep, tiny_sweep, code=2)
-    assert "is a sweep: name two of its runs" in done.stderr
-
-
 def test_the_commands(tiny_sweep: Path, tmp_path: Path) -> None:
     results = pd.read_parquet(tiny_sweep / "results.parquet").sort_values("makespan_s")
     runs = [tiny_sweep / "runs" / results["run"].iloc[place] for place in (0, -1)]
-    done = called("compare", runs[0], runs[1])
+    done = called("compare", runs[0], runs[1], "--verbose")
     assert "+100.0 %" in done.stdout
     done = called("compare", runs[0], runs[1], "--json")
     for key in ("wall", "mean_latency"):
@@ -301,14 +292,24 @@ def test_plot_says_where_the_numbers_of_overloaded_runs_are(
     assert f"; their numbers are in {folder / 'results.parquet'}" in done.stdout
 
 
-def test_compare_mistakes(result: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("plot SWEEP RUN --out NEW", "is a sweep: name it alone, or the folders of its runs"),
+        ("plot RUN --out SWEEP", r"is a result of another kind \(sweep\)"),
+        ("compare SWEEP SWEEP", "is a sweep: name two of its runs"),
+        ("compare ANSWER RUN/orca", "is the answer of capacity, .*: sarathi-sim report .*/answer"),
+        ("compare RUN RUN/orca", r"holds several scenarios: name one of .*orca, .*sarathi"),
+        ("compare NEW RUN/orca", "not the result of a run"),
+    ],
+)
+def test_folders_that_are_refused(
+    tiny_sweep: Path, result: Path, tmp_path: Path, words: str, problem: str
+) -> None:
     answer = tmp_path / "answer"
     answer.mkdir()
     (answer / "summary.json").write_text('{"format": "sarathi-sim capacity 1"}')
-    for folders, expected in (
-        ((answer, result / "orca"), f"is the answer of capacity, .*: sarathi-sim report {answer}"),
-        ((result, result / "orca"), r"holds several scenarios: name one of .*orca, .*sarathi"),
-        ((tmp_path, result / "orca"), "not the result of a run"),
-    ):
-        done = called("compare", *folders, code=2)
-        assert re.search(expected, done.stderr)
+    places = {"SWEEP": tiny_sweep, "RUN": result, "ANSWER": answer, "NEW": tmp_path / "new"}
+    for name, place in places.items():
+        words = words.replace(name, str(place))
+    assert re.search(problem, called(*words.split(), code=2).stderr)

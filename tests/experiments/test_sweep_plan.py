@@ -196,7 +196,7 @@ def test_the_shipped_sweeps() -> None:
 
 def test_plan_says_how_many_and_how_long(write_config: Write) -> None:
     done = called("sweep", "--dry-run", write_config(SWEEP), "--workers", 2)
-    assert "18 runs, predicted" in done.stdout
+    assert "18 runs: predicted" in done.stdout
     assert "3: 2, 4, 8" in done.stdout
     assert 0 < seconds_of_work(planned(write_config)) < 600
 

@@ -144,7 +144,10 @@ def test_a_run_that_raises(
     assert set(report.failures.values()) == {"ZeroDivisionError: a bug"}
     assert report.finished == RUNS - 2
     summary = summary_of(folder)
-    assert summary["missing"] == report.failures
+    assert {key: one["error"] for key, one in summary["missing"].items()} == report.failures
+    assert [one["point"] for one in summary["missing"].values()] == [
+        {"batching.max_batch": 4, "scenario": name, "seed": 5} for name in ("orca", "sarathi")
+    ]
     for key in report.failures:
         assert "in sometimes" in (folder / "failed" / f"{key}.txt").read_text()
         assert not (folder / "runs" / key).exists()

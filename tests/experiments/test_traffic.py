@@ -218,12 +218,6 @@ def test_a_trace_brings_its_own_number_and_its_longest_request(tmp_path: Path) -
         parse_workload(str(path), None)
 
 
-@pytest.mark.parametrize("command", ["recommend", "capacity"])
-def test_the_help_has_an_example(command: str) -> None:
-    said = " ".join(called(command, "--help").output.split())
-    assert "--workload 1024:256" in said and "1K@5..50" in said
-
-
 def test_what_the_command_refuses(tmp_path: Path) -> None:
     (log := tmp_path / "log.csv").write_text("prompt,decode\n8,2\n")
     for key, value in (("seed", 3), ("workload.arrivals.scale", 2)):
@@ -247,7 +241,9 @@ def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.Monkey
     said = called("workload", "beside/log.csv", *skip).output
     assert "2 requests" in said and "1 without prompt or output tokens left out" in said
     assert "left out" in called("workload", "beside/failed.yaml").output
-    said = called("run", "beside/failed.yaml", "--no-figures", "--out", "result").output
+    said = called(
+        "run", "beside/failed.yaml", "--no-figures", "--out", "result", "--verbose"
+    ).output
     assert "(skip_empty): 1 left out" in said
     monkeypatch.chdir(tmp_path / "elsewhere")
     called("report", "../result", "--out", "page.html")

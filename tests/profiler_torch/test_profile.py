@@ -98,7 +98,7 @@ def test_profile_fit_run(tmp_path: Path) -> None:
                 assert set(frame["backend"]) == {"torch SDPA, mask"}, name
         assert list(bundle.overhead["what"]) == ["layer_launch", "layer_run"]
         assert not list(profiles.glob("*/*/.tp*"))
-    fit = sarathi_sim("fit", str(bundle_path(profiles, "cpu", "tiny-llama-40m", 2)))
+    fit = sarathi_sim("fit", str(bundle_path(profiles, "cpu", "tiny-llama-40m", 2)), "--verbose")
     assert fit.returncode == 0, fit.stderr
     assert "attn_prefill" in fit.stdout and "attn_decode" in fit.stdout
     assert "mixed layer" in fit.stdout and "skewed decodes" in fit.stdout

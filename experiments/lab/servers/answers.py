@@ -175,7 +175,7 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
     return Section(
         kind="score",
         name="",
-        question="What rate do MLPerf's audited systems carry at their P99 limits?",
+        question="What rate do MLPerf's audited systems sustain at their P99 limits?",
         answer=f"{said['answered']} of {said['rows']} runs have a prediction. Of "
         f"{stopped['rows']} that stopped at a limit, {stopped['within']} have a capacity of 0.95 "
         f"to 1.10 times their rate, {stopped['same_limit']} meet the same limit, and "
@@ -191,7 +191,7 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
                 "Capacity",
                 (*heading, "nearest limit", "predicted limit", ""),
                 capacities,
-                "90 % bands in brackets. A run proves that its rate is carried, and Offline is "
+                "90 % bands in brackets. A run proves that its rate is sustained, and Offline is "
                 "about the most; one whose P99 is at 0.9 of a limit or more stopped there.",
                 text=2,
             ),

@@ -1,4 +1,4 @@
-"""The answer of a sweep: the best choice under each load, and its cost in other metrics."""
+"""The results of a sweep: its table, and its choices under each load."""
 
 from __future__ import annotations
 
@@ -10,30 +10,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
 
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, one_line
-from sarathi_sim.simulator.views.metrics import METRICS, STEADY, Quantity, known
+from sarathi_sim.simulator.views.metrics import METRICS, STEADY, known
 from ..config.scenario import parameter, value_name
-from ..report.section import Section, Table, anchor, enumerated, thinned
 from ..results import SUMMARY, SWEEP_FORMAT, read_summary
-from ..run.trade_off import (
-    ALIKE,
-    WEIGHED,
-    Load,
-    best_word,
-    deciding,
-    over_loads,
-    trade_off,
-    winner,
-)
+from ..run.ranking import WEIGHED, Load
 from .store import POLICY, RESULTS
 
-_SHOWN = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
-_PAIRED = ("makespan_s", "ttft_s.p50", "tbt_s.p99", "latency_s.p50")
-_MOST_POINTS, _FEW = 1000, 3
 _GIVEN = ("workload", "model", "load", "requests")
 """Swept keys that are a load (the last two: of a capacity's probes); all other swept keys are
 choices."""
@@ -145,19 +131,6 @@ def read_sweep(folder: Path) -> Sweep:
     return Sweep(folder, table, axes, contrast, summary)
 
 
-def read_answer(folder: Path) -> tuple[Sweep, Section]:
-    """A sweep and its answer. Raises UserError for a changed folder, whatever the error that its
-    content causes."""
-    try:
-        swept = read_sweep(folder)
-        return swept, sweep_answer(swept)
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"{folder}: the sweep is damaged: {problem}") from error
-
-
 def read_table(folder: Path) -> pd.DataFrame:
     """A row for each finished run of a sweep. Raises UserError if there are none."""
     try:
@@ -212,142 +185,7 @@ def overload_note(table: pd.DataFrame, columns: Sequence[str]) -> str:
     return f"{count} of {len(table)} runs are overloaded and left out of: {', '.join(latencies)}"
 
 
-def sweep_answer(swept: Sweep) -> Section:
-    """The answer of a sweep, from its table and its summary."""
-    table, summary, loads = swept.table, swept.summary, swept.weighed
-    compared = [load for load in loads if len(load.options) > 1]
-    tables = [_best_table(swept, compared)] if len(compared) > 1 else []
-    tables += [_points_table(swept), *_paired_tables(summary)]
-    left = len(summary.get("missing", {}))
-    said = trade_off(compared) if compared else over_loads(loads)
-    return Section(
-        kind="sweep",
-        name=str(summary.get("name")),
-        question=_question(swept),
-        answer=f"{said or 'No point has a result that can be compared'}.",
-        command=_best_command(swept, compared),
-        assumed=thinned(summary.get("notes", ())),
-        tables=tables,
-        about=str(summary.get("description") or ""),
-        warnings=[
-            *filter(None, [overload_note(table, _SHOWN)]),
-            *([f"{left} of {summary.get('runs')} runs have no result yet"] if left else []),
-        ],
-    )
-
-
-def _question(swept: Sweep) -> str:
-    choices, loads = (varying(swept.table, axes) for axes in (swept.chosen, swept.given))
-    each = f" at each {short_names(loads)}" if loads else ""
-    values = list(dict.fromkeys(called(swept.table, choices)))
-    if not choices:
-        return f"What does the {short_names(loads) or 'load'} do to throughput and latencies?"
-    what = short_names(choices) if len(choices) < 2 else f"combination of {short_names(choices)}"
-    if len(choices) == 1 and len(values) <= _FEW and not is_numeric_dtype(swept.table[choices[0]]):
-        what = f"of {enumerated(values)}"
-    return f"Which {what} is best{each}, and what does it cost?"
-
-
 def short_names(axes: Sequence[str]) -> str:
     """The axes, in words."""
     named = [parameter(axis) for axis in axes]
-    return enumerated(["seeds" if n.name == "seed" else n.short or n.name for n in named])
-
-
-def _best_command(swept: Sweep, loads: Sequence[Load]) -> str:
-    """The command that runs the best choice again, under the last load where it leads."""
-    metric = deciding(loads) if loads else None
-    if metric is None:
-        return ""
-    best = winner(loads, metric)
-    load = [load for load in loads if best in load.leaders(metric)][-1]
-    run = swept.table["run"][load.places[load.options.index(best)]]
-    return f"sarathi-sim run {swept.folder / 'runs' / run / 'config.yaml'}"
-
-
-def _best_table(swept: Sweep, loads: Sequence[Load]) -> Table:
-    """A row for each load: the best choice in each metric."""
-    shown = [known(metric) for metric in WEIGHED]
-    rows = [
-        [load.name, *(_leaders(load, quantity) for quantity in shown)]
-        for load in loads[:_MOST_POINTS]
-    ]
-    headings = [
-        short_names(varying(swept.table, swept.given)),
-        *(f"{best_word(each)} {each.axis}" for each in shown),
-    ]
-    note = "Not told apart: within 1 %, or within the noise of the seeds (95 %)."
-    return Table("The best under each load", headings, rows, note, text=len(headings))
-
-
-def _leaders(load: Load, quantity: Quantity) -> str:
-    leaders, means = load.leaders(quantity.path), load.means(quantity.path)
-    if not leaders:
-        return "-"
-    value = quantity.text(means[leaders[0]])
-    if len(leaders) == len(means) > 1 and load.spread(quantity.path) <= ALIKE:
-        return f"{value}: all equal"
-    more = f" and {len(leaders) - 1} not told apart" if len(leaders) > 1 else ""
-    return f"{value}: {leaders[0]}{more}"
-
-
-def _points_table(swept: Sweep) -> Table:
-    """A row per point of the swept keys: its values, and means over its seeds."""
-    table, shown = swept.table, [known(path) for path in _SHOWN]
-    keys = [axis for axis in swept.axes if axis != "seed"]
-    rows, anchors = [], []
-    for _, some in table.groupby(keys or ["name"], dropna=False, sort=False):
-        values = (some[axis].iloc[0] for axis in keys)
-        cells = ["-" if pd.isna(value) else value_name(value) for value in values]
-        rows.append([*cells, *(_mean(some, quantity) for quantity in shown)])
-        anchors.append(anchor(some["run"].iloc[0]))
-    seeds = table["seed"].nunique() if "seed" in table else 1
-    said = ["Predicted." if seeds < 2 else f"Predicted, means over {seeds} seeds."]
-    if len(rows) > _MOST_POINTS:
-        said.append(f"The first {_MOST_POINTS:,} of {len(rows):,} points.")
-    if (table["steady.state"] == "overloaded").any():
-        said.append(f"Latencies of overloaded runs are in {RESULTS}, over all their requests.")
-    headings = [parameter(axis).heading for axis in keys] + [each.axis for each in shown]
-    return Table(
-        *("Every point", headings, rows[:_MOST_POINTS], " ".join(said), len(keys)),
-        anchors[:_MOST_POINTS],
-    )
-
-
-def _mean(rows: pd.DataFrame, quantity: Quantity) -> str:
-    if quantity.metric.grows and (rows["steady.state"] == "overloaded").any():
-        return "overloaded"
-    mean = rows[quantity.path].mean(skipna=False)
-    return "-" if pd.isna(mean) else quantity.text(float(mean))
-
-
-def _paired_tables(summary: Mapping[str, Any]) -> list[Table]:
-    """The paired differences: ratios with their 95 % intervals. None if there are none."""
-    entries = summary.get("paired")
-    if not entries:
-        return []
-    contrast, against = parameter(summary["contrast"]), value_name(entries[0]["against"])
-    others = list(entries[0]["point"])
-    rows = []
-    for entry in entries[:_MOST_POINTS]:
-        names = [value_name(v) for v in (*map(entry["point"].get, others), entry["value"])]
-        rows.append([*names, *(_ratio(entry, metric) for metric in _PAIRED)])
-    headings = [parameter(axis).heading for axis in (*others, summary["contrast"])]
-    return [
-        Table(
-            f"{contrast.name}: ratio to {against}",
-            [*headings, *(known(path).label for path in _PAIRED)],
-            rows,
-            "In brackets the 95 % interval." if entries[0]["seeds"] > 1 else "",
-            len(headings),
-        )
-    ]
-
-
-def _ratio(entry: Mapping[str, Any], metric: str) -> str:
-    ratio = entry["ratios"].get(metric)
-    if ratio is None:
-        return "-"
-    if ratio["low"] is None:
-        return f"{ratio['ratio']:.3f}"
-    return f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    return ", ".join("seeds" if n.name == "seed" else n.short or n.name for n in named)
