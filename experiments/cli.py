@@ -366,7 +366,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
-        from sarathi_sim.profiler.facts.engines import engines
+        from sarathi_sim.profiler.facts.device import engines
 
         try:
             typer.echo(version("sarathi-sim"))

@@ -20,22 +20,8 @@ from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.run.traffic import is_trace
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.requests import (
-    WorkloadError,
-    at_once,
-    describe_workload,
-    gamma_arrivals,
-    make_requests,
-    peak_rate,
-    poisson_arrivals,
-    shared_tokens,
-    split_lengths,
-    stream,
-    uniform_lengths,
-    varying_arrivals,
-    zipf_lengths,
-    zipf_probabilities,
-)
+from sarathi_sim.simulator.load import requests as wl
+from sarathi_sim.simulator.load.requests import describe_workload, peak_rate, shared_tokens
 from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from tests.experiments.small_config import called, refused
 
@@ -48,31 +34,31 @@ lengths = st.integers(1, 5000)
 
 @given(seeds, st.floats(0, 3), lengths, st.integers(0, 5000), st.integers(1, 2000))
 def test_zipf_stays_on_its_grid(seed: int, theta: float, low: int, span: int, step: int) -> None:
-    found = zipf_lengths(50, theta, low, low + span, step, stream(seed, "lengths"))
+    found = wl.zipf_lengths(50, theta, low, low + span, step, wl.stream(seed, "lengths"))
     assert found.min() >= low
     assert found.max() <= low + span
     assert not ((found - low) % step).any()
-    again = zipf_lengths(50, theta, low, low + span, step, stream(seed, "lengths"))
+    again = wl.zipf_lengths(50, theta, low, low + span, step, wl.stream(seed, "lengths"))
     assert np.array_equal(found, again)
 
 
 @pytest.mark.parametrize(("theta", "step"), [(0.4, 1), (0.4, 1024), (1.2, 256), (0.0, 512)])
 def test_zipf_frequencies_follow_the_closed_form(theta: float, step: int) -> None:
     count = 200_000
-    found = zipf_lengths(count, theta, 1024, 4096, step, stream(0, "lengths"))
+    found = wl.zipf_lengths(count, theta, 1024, 4096, step, wl.stream(0, "lengths"))
     values = np.arange(1024, 4097, step)
     weights = np.arange(1, len(values) + 1, dtype=float) ** -theta
     expected = weights / weights.sum()
-    assert np.allclose(zipf_probabilities(len(values), theta), expected)
+    assert np.allclose(wl.zipf_probabilities(len(values), theta), expected)
     # Cumulated, so that the bound (of Kolmogorov and Smirnov, at 1 in 10^6) fits any grid.
     observed = np.bincount((found - 1024) // step, minlength=len(values)) / count
     assert np.abs(np.cumsum(observed - expected)).max() < 2.7 / np.sqrt(count)
 
 
 def test_uniform_lengths_and_exponential_gaps() -> None:
-    found = uniform_lengths(60_000, 1, 6, stream(0, "lengths"))
+    found = wl.uniform_lengths(60_000, 1, 6, wl.stream(0, "lengths"))
     assert np.allclose(np.bincount(found)[1:] / 60_000, 1 / 6, atol=0.01)
-    gaps = np.diff(poisson_arrivals(100_000, 2.0, stream(1, "arrivals")), prepend=0.0)
+    gaps = np.diff(wl.poisson_arrivals(100_000, 2.0, wl.stream(1, "arrivals")), prepend=0.0)
     share = np.arange(1, len(gaps) + 1) / len(gaps)
     assert np.abs(share - (1 - np.exp(-2.0 * np.sort(gaps)))).max() < 0.01
 
@@ -80,8 +66,8 @@ def test_uniform_lengths_and_exponential_gaps() -> None:
 @given(st.lists(st.integers(2, 100_000), min_size=1), st.floats(0.01, 1000))
 def test_split_keeps_totals_and_ratio(totals: list[int], ratio: float) -> None:
     try:
-        prompt, output = split_lengths(totals, ratio)
-    except WorkloadError:
+        prompt, output = wl.split_lengths(totals, ratio)
+    except wl.WorkloadError:
         assert min(totals) * ratio < ratio + 1, "some prompt would be empty"
         return
     assert (prompt + output == totals).all()
@@ -92,24 +78,24 @@ def test_split_keeps_totals_and_ratio(totals: list[int], ratio: float) -> None:
 
 
 def test_split_of_the_paper_and_of_a_total_too_short() -> None:
-    prompt, output = split_lengths([1024, 4096], 10)
+    prompt, output = wl.split_lengths([1024, 4096], 10)
     assert (prompt.tolist(), output.tolist()) == ([931, 3724], [93, 372])
-    with pytest.raises(WorkloadError, match=r"1 tokens cannot be split .* at P:D 10"):
-        split_lengths([5, 1], 10)
+    with pytest.raises(wl.WorkloadError, match=r"1 tokens cannot be split .* at P:D 10"):
+        wl.split_lengths([5, 1], 10)
 
 
 @given(seeds)
 def test_streams_are_independent_of_each_other(seed: int) -> None:
-    first = stream(seed, "lengths").random(4)
-    stream(seed, "another use").random(100)
-    assert np.array_equal(first, stream(seed, "lengths").random(4))
-    assert not np.array_equal(first, stream(seed, "arrivals").random(4))
-    assert not np.array_equal(first, stream(seed + 1, "lengths").random(4))
+    first = wl.stream(seed, "lengths").random(4)
+    wl.stream(seed, "another use").random(100)
+    assert np.array_equal(first, wl.stream(seed, "lengths").random(4))
+    assert not np.array_equal(first, wl.stream(seed, "arrivals").random(4))
+    assert not np.array_equal(first, wl.stream(seed + 1, "lengths").random(4))
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
 def test_gamma_gaps_have_the_rate_and_variation_asked_for(cv: float) -> None:
-    arrivals = gamma_arrivals(100_000, 4.0, cv, stream(1, "arrivals"))
+    arrivals = wl.gamma_arrivals(100_000, 4.0, cv, wl.stream(1, "arrivals"))
     gaps = np.diff(arrivals, prepend=0.0)
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
@@ -136,13 +122,13 @@ def test_a_scenarios_arrivals_follow_its_seed(kind: str) -> None:
 def test_what_requests_declare() -> None:
     """Equal lengths are one object, as of a million of them they would take much memory."""
     prompt, output = np.array([10, 90, 10]), np.array([5, 20, 95])
-    requests = make_requests(at_once(3), prompt, output, max_length=100)
+    requests = wl.make_requests(wl.at_once(3), prompt, output, max_length=100)
     assert [r.max_tokens for r in requests] == [90, 20, 95], "what fits, or what is needed"
     assert [r.id for r in requests] == [0, 1, 2]
-    exact = make_requests(at_once(3), prompt, output, max_length=100, declare_exact=True)
+    exact = wl.make_requests(wl.at_once(3), prompt, output, max_length=100, declare_exact=True)
     assert [r.max_tokens for r in exact] == [5, 20, 95]
     long = np.array([700, 900, 700])
-    first, _, last = make_requests(at_once(3), long, long, max_length=1600)
+    first, _, last = wl.make_requests(wl.at_once(3), long, long, max_length=1600)
     assert first.prompt_tokens is last.output_tokens
     assert first.max_tokens is last.max_tokens
 
@@ -225,7 +211,7 @@ def test_a_trace_that_is_refused(tmp_path: Path, name: str, text: str, expected:
     name, before = BEFORE.get(name, (name, ""))
     path = tmp_path / name
     path.write_text(before + text, encoding="latin-1")
-    with pytest.raises(WorkloadError) as caught:
+    with pytest.raises(wl.WorkloadError) as caught:
         read_trace(path)
     assert str(caught.value).startswith(str(path)) and expected in str(caught.value)
     assert "line 2" in str(caught.value) or not before.startswith("{")
@@ -233,12 +219,12 @@ def test_a_trace_that_is_refused(tmp_path: Path, name: str, text: str, expected:
 
 
 def test_files_that_are_not_there_or_too_long(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"absent\.csv: No such file"):
+    with pytest.raises(wl.WorkloadError, match=r"absent\.csv: No such file"):
         read_trace(tmp_path / "absent.csv")
     path = tmp_path / "trace.jsonl"
     with path.open("wb") as file:
         file.truncate(50_000_000)  # sparse
-    with pytest.raises(WorkloadError, match="line 1 is longer than 1048576 characters"):
+    with pytest.raises(wl.WorkloadError, match="line 1 is longer than 1048576 characters"):
         read_trace(path)
 
 
@@ -249,7 +235,7 @@ def test_any_text(tmp_path_factory: pytest.TempPathFactory, kind: str, text: str
     path.write_text(before + "0,1,1\n" * (kind == "rows") + text, encoding="utf-8", newline="")
     try:
         read_trace(path)
-    except WorkloadError as error:
+    except wl.WorkloadError as error:
         assert str(error).startswith(f"{path}: ")
 
 
@@ -274,7 +260,7 @@ def test_a_packed_trace_is_the_same_trace(tmp_path: Path, kind: str) -> None:
     good = gzip.compress(ROWS[".csv"].encode() * 50)
     for damaged in (good[:-9], b"not packed", good[:15] + b"xxx" + good[18:]):
         (tmp_path / "trace.csv.gz").write_bytes(damaged)
-        with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: "):
+        with pytest.raises(wl.WorkloadError, match=r"trace\.csv\.gz: "):
             read_trace(tmp_path / "trace.csv.gz")
 
 
@@ -284,7 +270,7 @@ def test_the_memory_of_a_packed_trace(tmp_path: Path, monkeypatch: pytest.Monkey
     path.write_bytes(gzip.compress(b"prompt_tokens,output_tokens\n" + b"5,1\n" * 30_000))
     assert len(read_trace(path)) == 30_000
     monkeypatch.setattr("sarathi_sim.simulator.load.trace.available_bytes", lambda: 1_000_000)
-    with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: about \d+ rows would take"):
+    with pytest.raises(wl.WorkloadError, match=r"trace\.csv\.gz: about \d+ rows would take"):
         read_trace(path)
 
 
@@ -367,9 +353,9 @@ def test_a_trace_may_name_users(tmp_path: Path) -> None:
     """A column ``user`` beside any of the formats; without one all requests are user 0's."""
     (tmp_path / "trace.csv").write_text("prompt,decode,user\n374,44,7\n396,109,0\n")
     trace = read_trace(tmp_path / "trace.csv")
-    columns = at_once(2), trace.prompt, trace.output
+    columns = wl.at_once(2), trace.prompt, trace.output
     for user, found in ((trace.user, [7, 0]), (None, [0, 0])):
-        requests = make_requests(*columns, max_length=1000, user=user)
+        requests = wl.make_requests(*columns, max_length=1000, user=user)
         assert [request.user for request in requests] == found
 
 
@@ -379,8 +365,8 @@ def lines(*rows: Mapping[str, Any]) -> str:
 
 def shared(trace: Trace) -> float:
     """The share of the prompt tokens that earlier prompts begin with."""
-    arrays = (at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s, trace.prompt)
-    requests = make_requests(*arrays, trace.output, max_length=1, prefix=trace.prefix)
+    arrays = (wl.at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s, trace.prompt)
+    requests = wl.make_requests(*arrays, trace.output, max_length=1, prefix=trace.prefix)
     return shared_tokens(requests) / int(trace.prompt.sum())
 
 
@@ -438,11 +424,11 @@ def test_blocks_of_another_size_are_found_from_the_lengths(tmp_path: Path) -> No
     assert (trace.arrival_s, trace.unit_of, shared(trace)) == (None, "timestamp", 320 / 672)
     assert "each number of hash_ids stands for 16 tokens" in trace.notes
     path.write_text(lines(rows[0]))
-    with pytest.raises(WorkloadError, match=r"line 1: .* \(here 15 to 17 tokens\)"):
+    with pytest.raises(wl.WorkloadError, match=r"line 1: .* \(here 15 to 17 tokens\)"):
         read_trace(path)
     assert shared(read_trace(path, None, Reading(block_tokens=16))) == 0
     path.write_text(lines(*rows, {**rows[0], "hash_ids": [1, 2]}))
-    with pytest.raises(WorkloadError, match=r"line 1: .* set by workload.lengths.block_tokens"):
+    with pytest.raises(wl.WorkloadError, match=r"line 1: .* set by workload.lengths.block_tokens"):
         read_trace(path)
 
 
@@ -500,7 +486,7 @@ def test_a_record_of_a_failed_request_is_skipped_or_named(tmp_path: Path, failed
     rows[failed] |= {"metrics": {"error_isl": {"value": 501}}, "error": {"code": 499}}
     rows[failed]["metadata"]["was_cancelled"] = True
     path.write_text(lines(*rows))
-    with pytest.raises(WorkloadError, match=rf"line {failed + 1}: .*skip_empty=true"):
+    with pytest.raises(wl.WorkloadError, match=rf"line {failed + 1}: .*skip_empty=true"):
         read_trace(path)
     trace = read_trace(path, None, Reading(skip_empty=True))
     assert (len(trace), trace.left_out, trace.prompt.min()) == (2, 1, 501 if not failed else 500)
@@ -519,12 +505,14 @@ def test_columns_with_names_of_their_own(tmp_path: Path) -> None:
     assert trace.prompt.tolist() == [20, 30]
     assert trace.arrival_s is not None
     assert trace.arrival_s.tolist() == [0, 0.5]
-    with pytest.raises(WorkloadError, match="row 2: out is '0': must be a whole number from 1"):
+    with pytest.raises(wl.WorkloadError, match="row 2: out is '0': must be a whole number from 1"):
         read_trace(path, None, Reading(columns, time_unit="ms"))
-    with pytest.raises(WorkloadError, match=r"no column no \(prompt\); the file has in, out, ms"):
+    with pytest.raises(
+        wl.WorkloadError, match=r"no column no \(prompt\); the file has in, out, ms"
+    ):
         read_trace(path, None, Reading({"prompt": "no"}))
     path.write_text("prompt,decode\n0,1\n")
-    with pytest.raises(WorkloadError, match="no request has both"):
+    with pytest.raises(wl.WorkloadError, match="no request has both"):
         read_trace(path, None, Reading(skip_empty=True))
 
 
@@ -536,8 +524,8 @@ def test_turns_of_a_session_share_what_came_before(tmp_path: Path) -> None:
     trace = read_trace(path)
     assert trace.session is not None
     assert trace.prompt.tolist() == [20, 50, 60, 53, 86]  # at 9 s by turn
-    requests = make_requests(
-        at_once(5), trace.prompt, trace.output, max_length=200, prefix=trace.prefix
+    requests = wl.make_requests(
+        wl.at_once(5), trace.prompt, trace.output, max_length=200, prefix=trace.prefix
     )
     assert [request.prefix[0][1] for request in requests] == [32, 54, 60, 65, 87]
     assert shared_tokens(requests) == 32 + 64
@@ -560,7 +548,7 @@ def a_trace(count: int, seed: int = 1) -> Trace:
 
 
 def test_a_sample_holds_about_its_share_and_at_least_one() -> None:
-    few, one = (a_trace(4000).sampled(share, stream(3, "sample")) for share in (0.1, 1e-9))
+    few, one = (a_trace(4000).sampled(share, wl.stream(3, "sample")) for share in (0.1, 1e-9))
     assert 320 < len(few) < 480 and len(one) == 1
     assert few.arrival_s is not None and few.arrival_s[0] == 0
 
@@ -666,7 +654,7 @@ def test_a_varying_rate_has_its_integral(
 ) -> None:
     """Arrivals in each 100 s within 5 standard deviations of the rate's integral."""
     at_s, rate = np.array(points, float).T
-    arrival_s = varying_arrivals(3000, at_s, rate, repeat, stream(5, "arrivals"))
+    arrival_s = wl.varying_arrivals(3000, at_s, rate, repeat, wl.stream(5, "arrivals"))
     assert (np.diff(arrival_s) >= 0).all()
     found = np.histogram(arrival_s, np.arange(5) * 100.0)[0]
     assert np.abs(found - counts).max() < 5 * np.sqrt(max(counts))
@@ -694,7 +682,7 @@ def test_rates_that_make_no_sense_are_refused(rates: Any, repeat: bool, message:
 
 def test_a_workload_in_numbers() -> None:
     arrival_s = np.array([0.0, 10, 20, 130])
-    requests = make_requests(
+    requests = wl.make_requests(
         arrival_s, np.array([10, 20, 30, 40]), np.array([5, 5, 5, 5]), max_length=100
     )
     found = describe_workload(requests)
@@ -705,7 +693,7 @@ def test_a_workload_in_numbers() -> None:
     assert found["peak_rate"] == 3 / 60 == peak_rate(arrival_s)
     assert found["gap_cv"] == pytest.approx(np.std([10, 10, 110]) / np.mean([10, 10, 110]))
     assert (found["pd_ratio"], found["shared"], found["users"]) == (5, 0, 1)
-    none = describe_workload(make_requests(at_once(1), *np.ones((2, 1), int), max_length=9))
+    none = describe_workload(wl.make_requests(wl.at_once(1), *np.ones((2, 1), int), max_length=9))
     assert none["rate"] is none["gap_cv"] is none["peak_rate"] is none["clients"] is None
 
 

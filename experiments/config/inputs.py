@@ -24,8 +24,7 @@ from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request, release_of
 from sarathi_sim.profiler.bundle.check import load_plausible
 from sarathi_sim.profiler.bundle.schema import BundleMeta, bundle_path
-from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.engines import capability, engine_facts
+from sarathi_sim.profiler.facts.device import DeviceSpec, capability, engine_facts, load_device
 from sarathi_sim.profiler.facts.formats import (
     STACKS,
     TWO_BYTES,

@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
-from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.device import DeviceSpec, engine_facts, list_devices, load_device
 from sarathi_sim.profiler.facts.formats import (
     KV_DTYPES,
     STACKS,

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..facts.device import list_devices, load_device
-from ..facts.engines import engine_facts
+from ..facts.device import engine_facts, list_devices, load_device
 from ..facts.formats import STACKS, Stack, release
 from ..facts.ops import ALL_REDUCE, MOE
 from ..storage.files import data_dir, files_sha256, write_whole

@@ -1,7 +1,7 @@
 """One rank of a timed collective: ``python -m sarathi_sim.profiler.measuring.ranks``. Imports
 torch.
 
-:mod:`sarathi_sim.profiler.measuring.degree` starts one such process a rank. Between nodes,
+:mod:`sarathi_sim.profiler.measuring.measure` starts one such process a rank. Between nodes,
 start two with torchrun (one per node) and give the file of rank 0 to
 ``sarathi-sim profile --set inter_node=FILE``::
 

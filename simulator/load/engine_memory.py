@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.device import DeviceSpec, engine_facts
 from sarathi_sim.profiler.facts.formats import TWO_BYTES, NumberBytes, Stack
 from sarathi_sim.profiler.facts.model import LayerParameters, ModelSpec
 from sarathi_sim.profiler.storage.strict import UserError

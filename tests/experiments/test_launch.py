@@ -28,8 +28,7 @@ from sarathi_sim.experiments.config.inputs import version_defaults
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.pools import pool_of
 from sarathi_sim.experiments.config.scenario import POOLS, Scenario
-from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.device import engine_facts, load_device
 from sarathi_sim.profiler.facts.model import checkpoints, list_models, load_model
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
 from tests.experiments.small_config import HERE, ROOT

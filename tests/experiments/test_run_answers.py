@@ -342,7 +342,7 @@ def test_an_overloaded_run_is_named(tmp_path: Path) -> None:
     found = compare(tmp_path / "run" / "orca", tmp_path / "run" / "sarathi")
     section = comparison_section(found)
     (traffic, arrivals, *others), notes = section.assumed, section.warnings
-    assert traffic.startswith("traffic: prompts of ") and "P50" in traffic
+    assert traffic.startswith("traffic: prompts: mean ") and "P50" in traffic
     assert arrivals == "arrivals: Poisson, 6 requests/s"
     assert any(line.startswith("engine: ") and line.endswith("(of B)") for line in others)
     assert len(notes) == 2

@@ -14,7 +14,7 @@ import pytest
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.inputs import host_of, host_times
-from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.device import engine_facts
 from sarathi_sim.profiler.facts.formats import MOE_BYTES
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, MOE, OPS, op_label

@@ -9,24 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim.experiments.lab.fit.devices import (
-    BINS,
-    STUDIES,
-    HoldOut,
-    Origin,
-    Study,
-    bandwidth_share,
-    calibrate,
-    columns_of,
-    errors,
-    fit_op,
-    fitted_devices,
-    fold_of,
-    held_out,
-    on,
-    report,
-    structure,
-)
+from sarathi_sim.experiments.lab.fit import devices
 from sarathi_sim.experiments.lab.sources import aiconfigurator as aic
 from sarathi_sim.experiments.lab.sources import vidur
 from sarathi_sim.profiler.facts.device import FittedOp, load_device
@@ -54,43 +37,43 @@ def gemm_rows(quirk: float) -> pd.DataFrame:
         "k": [1024, 4096],
     }
     rows = pd.MultiIndex.from_product(sizes.values(), names=list(sizes)).to_frame(index=False)
-    rows = on(rows, load_device("a6000"))
+    rows = devices.on(rows, load_device("a6000"))
     slower = 1 + quirk * (rows["m"] % 128 > 64)
-    return rows.assign(time_us=gemm_us(columns_of(rows), TRUE) * slower)
+    return rows.assign(time_us=gemm_us(devices.columns_of(rows), TRUE) * slower)
 
 
 def calibrated(monkeypatch: pytest.MonkeyPatch, rows: pd.DataFrame) -> dict[str, FittedOp]:
-    study = Study(
+    study = devices.Study(
         op="gemm",
         form=FORM,
         rows=rows,
-        hold_out=HoldOut("shapes (n, k), 2 folds", ("n", "k"), 2),
+        hold_out=devices.HoldOut("shapes (n, k), 2 folds", ("n", "k"), 2),
         source="made up",
-        origin=Origin("nobody/nothing @0", "none"),
+        origin=devices.Origin("nobody/nothing @0", "none"),
         checks={"one and a half times as slow": rows.assign(time_us=1.5 * rows["time_us"])},
     )
-    monkeypatch.setitem(STUDIES, "a6000", lambda datasets: iter([study]))
-    monkeypatch.setitem(BINS, "m", (0, 128, 4096))
-    return calibrate("a6000", Path(), date="2025-01-01").fitted
+    monkeypatch.setitem(devices.STUDIES, "a6000", lambda datasets: iter([study]))
+    monkeypatch.setitem(devices.BINS, "m", (0, 128, 4096))
+    return devices.calibrate("a6000", Path(), date="2025-01-01").fitted
 
 
 def test_the_errors_are_those_of_what_a_fit_did_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: each half is predicted by a fit of the other. The residual learns the quirk."""
     rows = gemm_rows(quirk=0.3)
     fitted = calibrated(monkeypatch, rows)
-    half, miss = fold_of(rows[["n", "k"]], 2), np.zeros((2, len(rows)))
+    half, miss = devices.fold_of(rows[["n", "k"]], 2), np.zeros((2, len(rows)))
     for fold in (0, 1):
         seen, unseen = rows[half != fold], rows[half == fold]
-        model, time = fit_op(FORM, seen), unseen["time_us"].to_numpy()
+        model, time = devices.fit_op(FORM, seen), unseen["time_us"].to_numpy()
         for found, predict in zip(miss, (model.predict, model.roofline), strict=True):
-            found[half == fold] = 100 * np.abs(predict(columns_of(unseen)) / time - 1)
-    (row,) = report(fitted).to_dict("records")
+            found[half == fold] = 100 * np.abs(predict(devices.columns_of(unseen)) / time - 1)
+    (row,) = devices.report(fitted).to_dict("records")
     for name, found in zip(("", "roofline_"), miss, strict=True):
         stated = [row[f"{name}{kind}_pct"] for kind in ("median", "p95", "worst")]
         assert stated == pytest.approx(np.quantile(found, [0.5, 0.95, 1.0]), abs=0.006)
     assert row["rows"] == len(rows) and row["p95_pct"] < 0.5 * row["roofline_p95_pct"]
     # The bins part the rows, and a check of other rows is scored by the final fit.
-    where = structure(fitted).set_index("where")["median_pct"]
+    where = devices.structure(fitted).set_index("where")["median_pct"]
     for name, some in (("0 < m <= 128", rows["m"] <= 128), ("128 < m <= 4096", rows["m"] > 128)):
         assert where[name] == pytest.approx(np.median(miss[0][some]), abs=0.006)
     assert where["one and a half times as slow"] == pytest.approx(100 / 3, abs=2)
@@ -105,25 +88,25 @@ def test_constants_are_those_that_made_the_times(monkeypatch: pytest.MonkeyPatch
 
 def test_devices_without_measurements_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"h200-sxm' has no public measurements.*allowed: a100"):
-        calibrate("h200-sxm", tmp_path)
+        devices.calibrate("h200-sxm", tmp_path)
     with pytest.raises(SpecError, match="no op times without a stack"):
-        fitted_devices("h200-sxm")
+        devices.fitted_devices("h200-sxm")
 
 
 def test_held_out_groups_never_train_the_model_that_scores_them() -> None:
     """A group with times of its own is predicted badly when held out."""
     sizes = np.tile(2.0 ** np.arange(10, 28), 2)
-    rows = on(pd.DataFrame({"num_bytes": sizes}), load_device("a40"))
+    rows = devices.on(pd.DataFrame({"num_bytes": sizes}), load_device("a40"))
     rows["model"] = np.repeat(["a", "b"], 18)
     rows["time_us"] = (20 + sizes / 1e5) * np.where(rows["model"] == "a", 1.0, 3.0)
-    folds = HoldOut("models", ("model",), 2).splits(rows)
-    scores = held_out(LINK, rows, folds)
-    assert len(scores) == len(rows) and errors(scores).median_pct > 60
+    folds = devices.HoldOut("models", ("model",), 2).splits(rows)
+    scores = devices.held_out(LINK, rows, folds)
+    assert len(scores) == len(rows) and devices.errors(scores).median_pct > 60
 
 
 def test_equal_keys_share_a_fold() -> None:
     keys = pd.DataFrame({"n": [1, 2, 1, 3], "k": [5, 5, 5, 5]})
-    first, _, again, _ = fold_of(keys, 2).tolist()
+    first, _, again, _ = devices.fold_of(keys, 2).tolist()
     assert first == again
 
 
@@ -142,9 +125,9 @@ def test_the_folder_of_public_datasets(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 @needs_datasets
 def test_a6000_calibration_is_what_the_device_file_records(tmp_path: Path) -> None:
-    stored = report(fitted_devices("a6000")["a6000"])
-    result = calibrate("a6000", public_datasets(), date="2025-01-01")
-    found = report(result.fitted)
+    stored = devices.report(devices.fitted_devices("a6000")["a6000"])
+    result = devices.calibrate("a6000", public_datasets(), date="2025-01-01")
+    found = devices.report(result.fitted)
     for column in ("median_pct", "p95_pct", "roofline_median_pct"):
         np.testing.assert_allclose(found[column], stored[column], rtol=0.15, atol=0.3)
     first = [path.read_bytes() for path in result.write(tmp_path)]
@@ -160,12 +143,12 @@ def test_an_unseen_layer_steps_between_256_and_257_tokens() -> None:
     Measured +40 %; the model says +49 %, the roofline alone +22 %.
     """
     shapes = [(4096, 12288), (12288, 1536), (6144, 12288), (12288, 6144)]
-    rows = on(aic.aic_gemm(public_datasets()), load_device("a100-80g-sxm"))
+    rows = devices.on(aic.aic_gemm(public_datasets()), load_device("a100-80g-sxm"))
     rows = rows.query("n >= 512 and k >= 512 and n * k >= 2**20")
     ours = rows.set_index(["n", "k"]).index.isin(shapes)
-    model = fit_op(GEMM, rows[~ours])
+    model = devices.fit_op(GEMM, rows[~ours])
     layer = rows[ours & rows["m"].isin([256, 257])]
-    columns = columns_of(layer)
+    columns = devices.columns_of(layer)
     layer = layer.assign(predicted=model.predict(columns), roofline=model.roofline(columns))
     total = layer.groupby("m")[["time_us", "predicted", "roofline"]].sum()
     step = total.loc[257] / total.loc[256] - 1
@@ -187,7 +170,7 @@ def other_stacks(op: str, datasets: Path) -> list[pd.DataFrame]:
         return [part.query("batch == 1 and chunk > 1") for part in rows]
     rows += [vidur.decode(datasets)] if op == "attn_decode_gqa" else []
     device, same = load_device("a100-80g-sxm"), "==" if op == "attn_decode_mha" else ">"
-    rows = [part[bandwidth_share(part, device) <= 0.9] for part in rows]
+    rows = [part[devices.bandwidth_share(part, device) <= 0.9] for part in rows]
     return [part.query(f"15 <= context <= 32768 and heads {same} kv_heads") for part in rows]
 
 
@@ -206,7 +189,7 @@ def test_other_stacks(op: str, without: tuple[float, float], least: float, most:
     times = DeviceModel("a100-80g-sxm")
     fit, shares = times.spec.op(op), []
     for rows in other_stacks(op, public_datasets()):
-        off = np.abs(np.log(times.predict(op, **columns_of(rows)) / rows["time_us"]))
+        off = np.abs(np.log(times.predict(op, **devices.columns_of(rows)) / rows["time_us"]))
         bands = (replace(fit, stack_pct=term).half_width_pct for term in (0.0, fit.stack_pct))
         shares.append([float((off <= band / 100).mean()) for band in bands])
     narrow, whole = np.mean(shares, axis=0)

@@ -19,7 +19,7 @@ from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.lab.engines.lockstep import VERSIONS
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.vllm import Vllm
-from sarathi_sim.profiler.facts.engines import engine_facts, engines
+from sarathi_sim.profiler.facts.device import engine_facts, engines
 from tests import sglang_recorder, vllm_recorder
 from tests.experiments.small_config import refused
 

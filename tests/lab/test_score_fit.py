@@ -11,6 +11,7 @@ import pytest
 
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants, calls_of_layer, host_times
 from sarathi_sim.experiments.lab.servers import host as hosts
+from sarathi_sim.experiments.lab.servers import runs, scenarios
 from sarathi_sim.experiments.lab.servers.errors import errors, grouped
 from sarathi_sim.experiments.lab.servers.host import (
     APART,
@@ -24,25 +25,6 @@ from sarathi_sim.experiments.lab.servers.host import (
     slopes,
 )
 from sarathi_sim.experiments.lab.servers.rows import Measured, ServerTimes
-from sarathi_sim.experiments.lab.servers.runs import (
-    DRAWS,
-    REDRAWS,
-    Bench,
-    OpShares,
-    RowOutcome,
-    draw,
-    draws,
-    redrawn,
-    stack_sigma,
-    with_bands,
-)
-from sarathi_sim.experiments.lab.servers.scenarios import (
-    campaign_of,
-    mean_prompt,
-    scenario_of,
-    server_of,
-    stack_of,
-)
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.facts.model import load_model
@@ -54,7 +36,7 @@ pytestmark = pytest.mark.lab
 ENGINES = ("vllm", "trtllm")
 TRUE = HostConstants(0.0008, 2e-5, 0.01)
 """What the made-up servers below have."""
-SHARES = OpShares(
+SHARES = runs.OpShares(
     {"ttft": {"gemm": 1.0}, "tpot": {"gemm": 0.5, "host": 0.5}}, {"gemm": 0.02, "host": 0.1}
 )
 
@@ -85,7 +67,7 @@ def some(noise: float = 0.0) -> Slopes:
     rows = [row.model_copy(update={"ttft_ms": row.ttft_ms * f}) for row, f in zip(rows, factors)]  # noqa: B905
     known = host_times()
     found = {n: {r.id: simulated(r, h) for r in rows} for n, h in grid(known.measured).items()}
-    return slopes(rows, found, {row.id: draws(SHARES) for row in rows}, known)
+    return slopes(rows, found, {row.id: runs.draws(SHARES) for row in rows}, known)
 
 
 def test_no_server_is_in_both_halves() -> None:
@@ -98,9 +80,9 @@ def test_no_server_is_in_both_halves() -> None:
             assert not {group(rows[i]) for i in fitted} & {group(rows[i]) for i in out}
     assert len(hosts.parts(rows, "leave_one_gpu_out")) == 3
     assert hosts.parts(rows, "leave_one_model_out") == []  # there is but one
-    assert len({server_of(row) for row in rows}) == 8
+    assert len({scenarios.server_of(row) for row in rows}) == 8
     dynamo = rows[0].model_copy(update={"source": "nvidia_gap_sweep"})
-    assert [stack_of(row) for row in (rows[0], dynamo)] == ["vllm", "vllm under dynamo"]
+    assert [scenarios.stack_of(row) for row in (rows[0], dynamo)] == ["vllm", "vllm under dynamo"]
 
 
 def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> None:
@@ -122,10 +104,10 @@ def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> Non
         else measured_as(row, ServerTimes(row.ttft_ms / 5, row.tpot_ms * 1.5))
         for row in rows
     ]
-    found = slopes(rows, near | far, {row.id: draws(SHARES) for row in rows}, known)
+    found = slopes(rows, near | far, {row.id: runs.draws(SHARES) for row in rows}, known)
     apart, together = "someone's, multiples of 1,000", "someone's, powers of two"
     every = np.arange(len(rows))
-    assert [campaign_of(rows[0]), campaign_of(rows[-1])] == [apart, together]
+    assert [scenarios.campaign_of(rows[0]), scenarios.campaign_of(rows[-1])] == [apart, together]
     assert found.shares(every) == {apart: 1.0, together: 0.0}
     assert found.shares(every[16:]) == {together: 0.0}
     host = grid(known.measured)[BASE]
@@ -158,7 +140,7 @@ def test_what_says_most_of_a_stack() -> None:
     """Its own eight rows, which are off by a tenth; all rows of a stack that has but seven, off by
     three tenths."""
     rows = [server(0, c) for c in range(1, 9)] + [server(1, c) for c in range(1, 8)]
-    known = {row.id: {m: np.zeros(DRAWS) for m in ("ttft", "tpot")} for row in rows}
+    known = {row.id: {m: np.zeros(runs.DRAWS) for m in ("ttft", "tpot")} for row in rows}
     found = replace(some(), rows=rows, draws=known, measured_ms=np.ones((2, 15)))
     off = np.exp(np.array([1, -1] * 7 + [1]) * np.where(np.arange(15) < 8, 0.1, 0.3))
     own, few = (
@@ -178,24 +160,26 @@ def test_an_unknown_stack_is_like_the_median_of_the_others() -> None:
     assert alone == found.limits.measured
 
 
-def shares_of(shares: dict[str, float], **sigmas: float) -> OpShares:
-    return OpShares({"ttft": shares, "tpot": shares}, sigmas)
+def shares_of(shares: dict[str, float], **sigmas: float) -> runs.OpShares:
+    return runs.OpShares({"ttft": shares, "tpot": shares}, sigmas)
 
 
 def test_draws_have_the_width_of_their_ops() -> None:
-    alone = draws(shares_of({"gemm": 1.0}, gemm=0.1))["tpot"]
-    assert len(alone) == DRAWS
+    alone = runs.draws(shares_of({"gemm": 1.0}, gemm=0.1))["tpot"]
+    assert len(alone) == runs.DRAWS
     assert np.quantile(alone, 0.95) == pytest.approx(0.1645, rel=0.1)
-    half = draws(shares_of({"gemm": 0.5, "host": 0.5}, gemm=0.1, host=0.0))["tpot"]
+    half = runs.draws(shares_of({"gemm": 0.5, "host": 0.5}, gemm=0.1, host=0.0))["tpot"]
     assert np.quantile(half, 0.95) == pytest.approx(0.0825, rel=0.12)
 
 
 def test_a_stacks_error_covers_what_ops_do_not() -> None:
-    known = [np.zeros(DRAWS)] * 200
+    known = [np.zeros(runs.DRAWS)] * 200
     off = 0.1 * np.random.default_rng(1).standard_normal(200)
-    assert stack_sigma(off, known) == pytest.approx(0.1, rel=0.15)
-    assert stack_sigma(off, [draws(shares_of({"gemm": 1.0}, gemm=0.3))["ttft"]] * 200) == 0.0
-    assert stack_sigma(np.array([]), []) > 0.1  # nothing is known
+    assert runs.stack_sigma(off, known) == pytest.approx(0.1, rel=0.15)
+    assert (
+        runs.stack_sigma(off, [runs.draws(shares_of({"gemm": 1.0}, gemm=0.3))["ttft"]] * 200) == 0.0
+    )
+    assert runs.stack_sigma(np.array([]), []) > 0.1  # nothing is known
 
 
 def test_coverage_by_hand() -> None:
@@ -203,9 +187,9 @@ def test_coverage_by_hand() -> None:
     rows = [server(0, 4), server(0, 16)]
     exact = {row.id: ServerTimes(row.ttft_ms, row.tpot_ms, 100.0) for row in rows}
     off = [row.model_copy(update={"ttft_ms": f * row.ttft_ms}) for row, f in zip(rows, (1.1, 1.3))]  # noqa: B905
-    sure = draws(shares_of({"a": 1.0}, a=0.0))
+    sure = runs.draws(shares_of({"a": 1.0}, a=0.0))
     sigma = {row.id: {"ttft": 0.1, "tpot": 0.0} for row in rows}
-    found = with_bands(rows, exact, {row.id: sure for row in rows}, sigma)
+    found = runs.with_bands(rows, exact, {row.id: sure for row in rows}, sigma)
     ttft, tpot = errors(off, found, "ttft"), errors(off, found, "tpot")
     assert ttft is not None and ttft["coverage"] == 50.0
     assert tpot is not None and tpot["coverage"] == 100.0
@@ -221,9 +205,9 @@ def test_coverage_by_hand() -> None:
 def test_a_full_cache_is_drawn_with_its_ops_and_its_host() -> None:
     """Draws are pairs of opposite sign: the products of each pair's factors are 1."""
     row = server(0, 4, model="Qwen/Qwen3-32B", system="h100_sxm", tp=4)
-    described = scenario_of(row, TRUE)
-    outcome = RowOutcome({"num_blocks": 1e6}, SHARES)
-    up, down = (draw(described, outcome, n) for n in (0, REDRAWS // 2))
+    described = scenarios.scenario_of(row, TRUE)
+    outcome = runs.RowOutcome({"num_blocks": 1e6}, SHARES)
+    up, down = (runs.draw(described, outcome, n) for n in (0, runs.REDRAWS // 2))
     assert up is not None and down is not None
     assert up["workload"] == down["workload"] == described["workload"]
     for section, key, base in (
@@ -241,25 +225,26 @@ def test_rows_with_a_full_cache_are_drawn(monkeypatch: pytest.MonkeyPatch, tmp_p
     """Each draw here takes twice as long as the one before; one that has no outcome spoils all."""
     rows = [server(0, clients) for clients in (4, 16, 64)]
     base = {"ttft_ms": 10.0, "tpot_ms": 5.0, "kv_peak_share": 1.0, "num_blocks": 9.0}
-    outcomes = {row.id: RowOutcome(base, SHARES) for row in rows}
-    outcomes[rows[0].id] = RowOutcome({**base, "kv_peak_share": 0.9}, SHARES)
+    outcomes = {row.id: runs.RowOutcome(base, SHARES) for row in rows}
+    outcomes[rows[0].id] = runs.RowOutcome({**base, "kv_peak_share": 0.9}, SHARES)
 
-    def simulate(full: list[Measured], variants: dict[str, Any], at: Bench) -> Any:
-        assert full == rows[1:] and len(variants) == REDRAWS
-        times = [{"ttft_ms": 10.0 * 2**n, "tpot_ms": 5.0} for n in range(REDRAWS)]
+    def simulate(full: list[Measured], variants: dict[str, Any], at: runs.Bench) -> Any:
+        assert full == rows[1:] and len(variants) == runs.REDRAWS
+        times = [{"ttft_ms": 10.0 * 2**n, "tpot_ms": 5.0} for n in range(runs.REDRAWS)]
         found = {
-            n: {rows[1].id: RowOutcome(t, SHARES)} for n, t in zip(variants, times, strict=True)
+            n: {rows[1].id: runs.RowOutcome(t, SHARES)}
+            for n, t in zip(variants, times, strict=True)
         }
         return found, {}
 
     monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.simulate_rows", simulate)
-    at = Bench(Store(tmp_path), InProcess(), silent, silent)
-    found = redrawn(rows, lambda _: {}, outcomes, at)
+    at = runs.Bench(Store(tmp_path), InProcess(), silent, silent)
+    found = runs.redrawn(rows, lambda _: {}, outcomes, at)
     assert list(found) == [rows[1].id]
     again = found[rows[1].id]
-    assert len(again["ttft"]) == DRAWS and not again["tpot"].any()
-    twice = np.log(2) * np.array([*range(REDRAWS), 0])
-    assert again["ttft"][: REDRAWS + 1] == pytest.approx(twice)
+    assert len(again["ttft"]) == runs.DRAWS and not again["tpot"].any()
+    twice = np.log(2) * np.array([*range(runs.REDRAWS), 0])
+    assert again["ttft"][: runs.REDRAWS + 1] == pytest.approx(twice)
 
 
 def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> None:
@@ -272,7 +257,7 @@ def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: Path) -> 
     assert written["stacks"]["vllm"] == asdict(times.stacks["vllm"]) and "folds" not in written
     assert left["folds"][0]["servers"] == folds[0].servers
     assert sorted(name for fold in folds for name in fold.servers) == sorted(
-        {server_of(row) for row in found.rows}
+        {scenarios.server_of(row) for row in found.rows}
     )
     assert folds[0].of(found.rows[0])[0] == folds[0].stacks["vllm"]
 
@@ -310,16 +295,16 @@ def test_minimax_has_its_tp_in_dp_where_its_experts_are_spread() -> None:
     """One server under two names: it is left out of a fit with both."""
     vllm = {**MINIMAX, "backend": "vllm"}
     twice, once = row(**vllm, dp=4, moe_ep=16), row(**vllm, moe_ep=4)
-    assert scenario_of(twice, NONE) == scenario_of(once, NONE)
-    assert scenario_of(twice, NONE)["cluster"]["expert_parallel"] is True
-    assert server_of(twice) == server_of(once)
+    assert scenarios.scenario_of(twice, NONE) == scenarios.scenario_of(once, NONE)
+    assert scenarios.scenario_of(twice, NONE)["cluster"]["expert_parallel"] is True
+    assert scenarios.server_of(twice) == scenarios.server_of(once)
 
 
 def test_a_server_measured_cold_is_answered_and_not_fitted_to() -> None:
     early, later = (
         row(**DEEPSEEK, backend="sglang", measured_date=date) for date in ("2025-11-10", "2026-02")
     )
-    assert scenario_of(early, NONE) == scenario_of(later, NONE)
+    assert scenarios.scenario_of(early, NONE) == scenarios.scenario_of(later, NONE)
     assert [fitting(one, mixtures=True) for one in (early, later)] == [False, True]
     found = grouped([early, later])
     assert found["measured cold"] == [early] and found["all"] == [early, later]
@@ -331,14 +316,14 @@ def test_launching_and_the_prompts_tokens_are_an_engines_times() -> None:
     oss, minimax = row(**GPT_OSS), row(**MINIMAX)
     calls = [
         calls_of_layer(load_model(given["model"]), given["dtype"])
-        for given in (scenario_of(oss, NONE), scenario_of(minimax, NONE))
+        for given in (scenarios.scenario_of(oss, NONE), scenarios.scenario_of(minimax, NONE))
     ]
     assert calls == [12, 15]
     host = HostConstants(0.001, 0.0, 0.01, frontend_token_s=1e-5, launch_s=1e-5)
-    found = scenario_of(oss, host)["engine"]
+    found = scenarios.scenario_of(oss, host)["engine"]
     assert found["frontend_s"] == pytest.approx(0.01 + 0.9 * 1024 * 1e-5)
     assert found["launch_layer_s"] == pytest.approx(12e-5)
-    assert scenario_of(oss, NONE)["engine"]["launch_layer_s"] == 0
+    assert scenarios.scenario_of(oss, NONE)["engine"]["launch_layer_s"] == 0
 
 
 def test_which_rows_are_fitted_to() -> None:
@@ -355,7 +340,7 @@ def times(one: Measured, host: HostConstants) -> ServerTimes:
     """A layer launches 20 kernels; launching shows above 400 us a layer."""
     step_ms = 1e3 * (host.host_iteration_s + host.host_sequence_s * one.concurrency)
     late_ms = 60 * 1e3 * max(0.0, 20 * host.launch_s - 2e-6 * one.isl)
-    frontend_ms = 1e3 * (host.frontend_s + host.frontend_token_s * mean_prompt(one))
+    frontend_ms = 1e3 * (host.frontend_s + host.frontend_token_s * scenarios.mean_prompt(one))
     tp = one.tp or 1
     busy = one.concurrency / one.osl * late_ms
     return ServerTimes(40 + tp + 2 * step_ms + late_ms + frontend_ms, 8 + tp + step_ms + busy)
@@ -371,7 +356,9 @@ def test_launches_are_linear_between_those_simulated() -> None:
     tried = grid(limits.measured)
     simulated = {name: {one.id: times(one, host) for one in rows} for name, host in tried.items()}
     rows = [measured_as(one, times(one, OF_MIXTURES)) for one in rows]
-    found = slopes(rows, simulated, {one.id: draws(SHARES) for one in rows}, limits, mixtures=True)
+    found = slopes(
+        rows, simulated, {one.id: runs.draws(SHARES) for one in rows}, limits, mixtures=True
+    )
     every = found.every
     for name, launch_s in LAUNCHES.items():
         at = found.predicted(every, replace(limits.measured, launch_s=launch_s))

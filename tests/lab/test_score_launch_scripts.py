@@ -17,8 +17,7 @@ from sarathi_sim.experiments.lab.servers.scenarios import (
     settings_of,
     sglang_memory,
 )
-from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.engines import engine_facts
+from sarathi_sim.profiler.facts.device import engine_facts, load_device
 from sarathi_sim.profiler.storage.strict import UserError
 
 pytestmark = pytest.mark.lab

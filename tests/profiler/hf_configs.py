@@ -351,7 +351,7 @@ MINIMAX_M2 = _model(
     **_free("layernorm_full_attention_beta mlp_intermediate_size qk_norm_type shared_moe_mode"),
 )
 
-#: Of these a model ships with the same fields (whose totals are in test_published.py).
+#: Of these a model ships with the same fields (whose totals are in test_model.py).
 SHIPPED = {
     "llama-2-7b": LLAMA_2, "llama-3.1-8b": LLAMA_3, "llama-3.2-1b": LLAMA_3_2_1B, "phi-4": PHI_4,
     "qwen3-8b": QWEN_3, "qwen3-0.6b": QWEN_3_SMALL, "gemma-2-9b": GEMMA_2_9B, "qwen-72b": QWEN_1,

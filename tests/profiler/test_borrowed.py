@@ -15,23 +15,11 @@ from sarathi_sim.profiler.facts.formats import STACKS, Kernels, Stack, WeightDty
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
 from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels import borrowed, stack_times
+from sarathi_sim.profiler.kernels import borrowed, stack_file, stack_times
 from sarathi_sim.profiler.kernels.attention_grid import HeadGrid
 from sarathi_sim.profiler.kernels.borrowed import ALIKE, LENT_PCT, differences, with_borrowed
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
 from sarathi_sim.profiler.kernels.moe_surface import MoeSurface
-from sarathi_sim.profiler.kernels.stack_file import (
-    STEPS,
-    Arrays,
-    KernelFit,
-    LeftOut,
-    StackSpec,
-    StoredSurface,
-    family_of,
-    load_stack,
-    stack_sha256,
-    stored,
-)
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.strict import SpecError
@@ -39,8 +27,8 @@ from sarathi_sim.profiler.storage.strict import SpecError
 SIDES = np.array([256.0, 1024.0])
 SHAPES = np.array([[1024, 512, 2, 8, 1, 1], [2048, 512, 2, 8, 1, 1]])
 HEADS, LENGTHS = np.array([[8, 8], [8, 2]]), np.array([16.0, 64.0, 256.0])
-Pair = dict[str, tuple[StackSpec, Arrays]]
-ONE = LeftOut(9, 1.0, 2.0, 3.0, 1.0, 2.0, 5.0, 90.0)
+Pair = dict[str, tuple[stack_file.StackSpec, stack_file.Arrays]]
+ONE = stack_file.LeftOut(9, 1.0, 2.0, 3.0, 1.0, 2.0, 5.0, 90.0)
 
 
 def gemm(slower: float, tokens: tuple[int, ...] = (1, 64, 256)) -> GemmLattice:
@@ -48,12 +36,14 @@ def gemm(slower: float, tokens: tuple[int, ...] = (1, 64, 256)) -> GemmLattice:
     return GemmLattice(SIDES, SIDES, np.array(tokens, np.float64), rate)
 
 
-def made(**surfaces: StoredSurface) -> tuple[StackSpec, Arrays]:
+def made(**surfaces: stack_file.StoredSurface) -> tuple[stack_file.StackSpec, stack_file.Arrays]:
     """A stack with these tables (``__`` for a dot), all of one version and error."""
     tables = {name.replace("__", "."): surface for name, surface in surfaces.items()}
-    fits = {name: KernelFit("1.0", 4, 4, 0.0, 0.0, {"between": ONE}) for name in tables}
+    fits = {name: stack_file.KernelFit("1.0", 4, 4, 0.0, 0.0, {"between": ONE}) for name in tables}
     arrays = {f"{t}.{n}": a for t, surface in tables.items() for n, a in surface.arrays().items()}
-    return StackSpec("d", "vllm", "made", "none", "2026-01-01", 2.0, "made", fits), arrays
+    return stack_file.StackSpec(
+        "d", "vllm", "made", "none", "2026-01-01", 2.0, "made", fits
+    ), arrays
 
 
 @pytest.fixture
@@ -89,9 +79,9 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 def test_a_borrowed_table_is_the_lenders_times_the_ratio(pair: Pair) -> None:
     """The median of three ratios: 1.2 of 0.9, 1.2 and what bf16 has at the two common counts."""
     spec, arrays = with_borrowed("near", "vllm", ["gemm.fp8_block", "gemm.bf16"])
-    lent = GemmLattice.from_arrays(stored(arrays, "gemm.fp8_block"))
+    lent = GemmLattice.from_arrays(stack_file.stored(arrays, "gemm.fp8_block"))
     by_hand = 1.2 * np.exp(gemm(0.7).log_rate)
-    np.testing.assert_allclose(np.exp(lent.log_rate), by_hand, rtol=1.5 / STEPS)
+    np.testing.assert_allclose(np.exp(lent.log_rate), by_hand, rtol=1.5 / stack_file.STEPS)
     assert lent.m.tolist() == [1.0, 64.0, 256.0]
     fit = spec.kernels["gemm.fp8_block"]
     assert fit.version == "1.0 from far by the ratio 1.20 of gemm.bf16, gemm.fp8, gemm.nvfp4"
@@ -105,11 +95,11 @@ def test_a_borrowed_table_is_the_lenders_times_the_ratio(pair: Pair) -> None:
 def test_experts_and_attention_are_borrowed_by_their_own_ratios(pair: Pair) -> None:
     wanted = ["moe.fp8.balanced", "prefill.bf16.128", "added.bf16.128", "added.bf16.64"]
     spec, arrays = with_borrowed("near", "vllm", wanted)
-    experts = MoeSurface.from_arrays(stored(arrays, "moe.fp8.balanced"))
-    np.testing.assert_allclose(np.exp(experts.log_ratio), 1.5, rtol=1.5 / STEPS)
-    prompts = HeadGrid.from_arrays(stored(arrays, "prefill.bf16.128"))
+    experts = MoeSurface.from_arrays(stack_file.stored(arrays, "moe.fp8.balanced"))
+    np.testing.assert_allclose(np.exp(experts.log_ratio), 1.5, rtol=1.5 / stack_file.STEPS)
+    prompts = HeadGrid.from_arrays(stack_file.stored(arrays, "prefill.bf16.128"))
     by_hand = 1.25 * np.exp(np.arange(6.0).reshape(2, 3))
-    np.testing.assert_allclose(np.exp(prompts.log_us), by_hand, rtol=1.5 / STEPS)
+    np.testing.assert_allclose(np.exp(prompts.log_us), by_hand, rtol=1.5 / stack_file.STEPS)
     assert "added.bf16.64" not in spec.kernels, "its prompts were measured: composed as ever"
     assert "added.bf16.128" not in spec.kernels, "no table of calls to take a ratio from"
 
@@ -117,7 +107,7 @@ def test_experts_and_attention_are_borrowed_by_their_own_ratios(pair: Pair) -> N
 def test_bands_are_as_much_wider_as_borrowing_is_wrong(pair: Pair) -> None:
     spec = with_borrowed("near", "vllm", ["gemm.fp8_block", "moe.fp8.balanced"])[0]
     for table, unknown in (("gemm.fp8_block", 25.0), ("moe.fp8.balanced", 50.0)):
-        fit, pct = spec.kernels[table], LENT_PCT[family_of(table)]
+        fit, pct = spec.kernels[table], LENT_PCT[stack_file.family_of(table)]
         assert fit.half_width_pct("between", unknown) == round((25 + pct**2) ** 0.5, 2)
         assert fit.half_width_pct("beyond", unknown) == round((unknown**2 + pct**2) ** 0.5, 2)
     own = spec.kernels["gemm.bf16"]
@@ -168,8 +158,8 @@ def test_a_borrowed_time_has_both_files(monkeypatch: pytest.MonkeyPatch, tmp_pat
     """And only a borrowed one: others keep the identity that they had."""
     lent, own = times("b300-sxm", "vllm", "fp8_block").meta, times("b300-sxm", "vllm", "fp8").meta
     assert lent.kernels is not None and own.kernels is not None
-    assert own.kernels.sha256 == stack_sha256("b300-sxm", "vllm")
-    assert lent.kernels.sha256 == stack_sha256("b300-sxm", "vllm", ["b200-sxm"])
+    assert own.kernels.sha256 == stack_file.stack_sha256("b300-sxm", "vllm")
+    assert lent.kernels.sha256 == stack_file.stack_sha256("b300-sxm", "vllm", ["b200-sxm"])
     assert lent.kernels.sha256 != own.kernels.sha256
     asked: list[tuple[str, list[str]]] = []
 
@@ -192,7 +182,7 @@ def test_an_older_engine_borrows_its_own_version() -> None:
 
 def test_only_what_is_missing_is_looked_at() -> None:
     """No array of another GPU is unpacked for a stack that has everything."""
-    spec, arrays = load_stack("b300-sxm", "vllm")
+    spec, arrays = stack_file.load_stack("b300-sxm", "vllm")
     got = with_borrowed("b300-sxm", "vllm", ["gemm.fp8", "prefill.bf16.128", "added.bf16.128"])
     assert got[0] is spec and got[1] is arrays
 
@@ -200,7 +190,7 @@ def test_only_what_is_missing_is_looked_at() -> None:
 def whole(table: str) -> str:
     """What would be missing with a table: the number format of experts with any distribution, the
     attention with any window."""
-    if family_of(table) == "attention":
+    if stack_file.family_of(table) == "attention":
         return re.sub(r"w\d+$", "", table)
     return ".".join(table.split(".")[:2])
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sarathi_sim.experiments.config.inputs import version_defaults
-from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.engines import Fact, capability, engine_facts, memory_class
+from sarathi_sim.profiler.facts.device import (
+    Fact,
+    capability,
+    engine_facts,
+    load_device,
+    memory_class,
+)
 from sarathi_sim.profiler.facts.formats import STACKS
 from tests.experiments.small_config import deployed, message
 

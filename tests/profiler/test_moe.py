@@ -17,18 +17,7 @@ from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE
-from sarathi_sim.profiler.kernels.moe_surface import (
-    SHAPE,
-    MoeSurface,
-    MoeTable,
-    Rates,
-    expected_us,
-    factors,
-    fit_moe,
-    moe_table,
-    padded_us,
-    parts_us,
-)
+from sarathi_sim.profiler.kernels import moe_surface as moe
 from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
 from sarathi_sim.profiler.kernels.stack_file import load_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
@@ -36,7 +25,7 @@ from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.files import public_datasets
 from tests.sampled import needs_datasets, put_table, stack_bundle
 
-RATES = Rates(1e15, 3e12, 2.0)
+RATES = moe.Rates(1e15, 3e12, 2.0)
 TOKENS = [1, 4, 16, 64, 256, 1024, 4096]
 MODELS = [(2048, 768, 8, 128), (4096, 1536, 8, 128), (4096, 14336, 2, 8), (3072, 1024, 8, 256)]
 QWEN = load_model("qwen3-30b-a3b")
@@ -53,43 +42,43 @@ def rows() -> pd.DataFrame:
     for model in MODELS:
         for ranks in ((1, 1), (2, 1), (1, 4)):
             shape = np.array([(*model, *ranks)], np.float64)
-            times = expected_us(shape, np.array(TOKENS, np.float64), RATES)[0]
+            times = moe.expected_us(shape, np.array(TOKENS, np.float64), RATES)[0]
             slower = 1.5 * (model[0] / 2048) ** 0.1
             found += [(*model, *ranks, t, slower * us) for t, us in zip(TOKENS, times, strict=True)]
-    return pd.DataFrame(found, columns=[*SHAPE, "tokens", "time_us"])
+    return pd.DataFrame(found, columns=[*moe.SHAPE, "tokens", "time_us"])
 
 
 def test_a_measured_shape_keeps_its_times_and_others_lie_between() -> None:
     table = rows()
-    surface = fit_moe(moe_table(table), RATES)
-    stored = MoeSurface.from_arrays(surface.arrays())
-    for shape, part in table.groupby(list(SHAPE)):
+    surface = moe.fit_moe(moe.moe_table(table), RATES)
+    stored = moe.MoeSurface.from_arrays(surface.arrays())
+    for shape, part in table.groupby(list(moe.SHAPE)):
         times = surface.time_us(part["tokens"].to_numpy(), shape, RATES)
         np.testing.assert_allclose(times, part["time_us"], rtol=1e-9)
         near = stored.time_us(part["tokens"].to_numpy(), shape, RATES)
         np.testing.assert_allclose(near, part["time_us"], rtol=1e-3)
     one, tokens = np.array([(3072, 1200, 8, 128, 1, 1)], np.float64), np.array([2.0, 300.0, 4096.0])
     between = surface.time_us(tokens, tuple(one[0].astype(int)), RATES)
-    ratio = between / expected_us(one, tokens, RATES)[0]
+    ratio = between / moe.expected_us(one, tokens, RATES)[0]
     assert ((ratio > 1.5) & (ratio < 1.05 * 1.5 * 2**0.1)).all()
 
 
-def table_of(slow: tuple[int, ...] = ()) -> MoeTable:
+def table_of(slow: tuple[int, ...] = ()) -> moe.MoeTable:
     """A launch of 30 us, 1.25 times the weights, twice the FLOPs; one model 6 times as slow."""
-    shapes = np.unique(rows()[[*SHAPE]].to_numpy(), axis=0)
+    shapes = np.unique(rows()[[*moe.SHAPE]].to_numpy(), axis=0)
     tokens = np.array(TOKENS, np.float64)
-    parts = parts_us(shapes, tokens, RATES)
+    parts = moe.parts_us(shapes, tokens, RATES)
     time = 30.0 + 1.25 * parts[..., 1] + 2.0 * parts[..., 3]
     time[(shapes[:, :4] == slow).all(axis=1) if slow else []] *= 6.0
-    return MoeTable(shapes, tokens, time)
+    return moe.MoeTable(shapes, tokens, time)
 
 
 def test_an_unmeasured_shape_takes_the_sum_that_the_measured_ones_take() -> None:
     table, wanted = table_of(), np.array([(4096, 2048, 8, 256, 1, 2)])
-    parts = parts_us(wanted, table.tokens, RATES)[0]
-    right = factors(parts_us(table.shapes, table.tokens, RATES), table.time_us)
+    parts = moe.parts_us(wanted, table.tokens, RATES)[0]
+    right = moe.factors(moe.parts_us(table.shapes, table.tokens, RATES), table.time_us)
     np.testing.assert_allclose(right[[0, 1, 3]], [30.0, 1.25, 2.0], rtol=0.08)
-    surface = fit_moe(table, RATES)
+    surface = moe.fit_moe(table, RATES)
     found = surface.time_us(table.tokens, tuple(wanted[0].tolist()), RATES)
     np.testing.assert_allclose(found, 30.0 + 1.25 * parts[:, 1] + 2.0 * parts[:, 3], rtol=0.03)
 
@@ -97,17 +86,17 @@ def test_an_unmeasured_shape_takes_the_sum_that_the_measured_ones_take() -> None
 def test_more_tokens_take_an_unmeasured_shape_no_less_time() -> None:
     """All measured ones take nine times as long for a few tokens: what says so falls then."""
     table, shape = table_of(), np.array([(4096, 2048, 8, 256, 1, 2)])
-    few = MoeTable(table.shapes, table.tokens, table.time_us * np.where(table.tokens < 8, 9, 1))
+    few = moe.MoeTable(table.shapes, table.tokens, table.time_us * np.where(table.tokens < 8, 9, 1))
     assert (np.diff(few.time_us) < 0).any()
-    ratio = fit_moe(few, RATES).unmeasured(shape, RATES)
-    times = np.log(expected_us(shape.astype(float), table.tokens, RATES)) + ratio
+    ratio = moe.fit_moe(few, RATES).unmeasured(shape, RATES)
+    times = np.log(moe.expected_us(shape.astype(float), table.tokens, RATES)) + ratio
     assert (np.diff(times) > -1e-9).all()
 
 
 def test_a_model_that_the_others_contradict_says_little_about_another_shape() -> None:
     shape = (4096, 2048, 8, 256, 1, 2)
     right, wrong = (
-        fit_moe(table_of(slow), RATES).time_us(np.array([64.0, 1024.0]), shape, RATES)
+        moe.fit_moe(table_of(slow), RATES).time_us(np.array([64.0, 1024.0]), shape, RATES)
         for slow in ((), (4096, 14336, 2, 8))
     )
     np.testing.assert_allclose(wrong, right, rtol=0.2)
@@ -117,7 +106,7 @@ def test_weights_that_fit_l2_are_not_read_from_hbm() -> None:
     """4 experts of a rank, 3 * 2048 * 768 weights of 2 bytes each: 36 MiB."""
     shape, tokens = np.array([(2048, 768, 8, 128, 1, 32)]), np.array([64.0])
     for cache, missed in ((0.0, 1.0), (48.0, 0.0), (36.0, 0.5), (29.0, 1.0)):
-        parts = parts_us(shape, tokens, replace(RATES, cache=2.0**20 * cache))[0, 0]
+        parts = moe.parts_us(shape, tokens, replace(RATES, cache=2.0**20 * cache))[0, 0]
         weights = 4 * 3 * 2048 * 768 * 2 / 3e12 * 1e6
         assert parts[1:3] == pytest.approx([missed * weights, (1 - missed) * weights])
 
@@ -142,13 +131,13 @@ def test_a_power_law_gives_the_busiest_rank_more_and_no_expert_a_token_twice() -
 
 
 def test_where_a_shape_comes_from_and_what_it_reads() -> None:
-    surface = fit_moe(moe_table(rows()), RATES)
+    surface = moe.fit_moe(moe.moe_table(rows()), RATES)
     assert surface.from_what((2048, 768, 8, 128, 2, 1)) == "between"
     assert surface.from_what((2048, 768, 8, 128, 8, 1)) == "shapes"
     assert surface.from_what((2048, 768, 6, 128, 1, 1)) == "beyond"
     # One token of Mixtral reads two of eight experts; many read all of them once.
     shape = np.array([(4096, 14336, 2, 8, 1, 1)], np.float64)
-    one, all_of_them = expected_us(shape, np.array([1.0, 64.0]), RATES)[0] - 20
+    one, all_of_them = moe.expected_us(shape, np.array([1.0, 64.0]), RATES)[0] - 20
     assert all_of_them / one == pytest.approx(4, rel=0.05)
 
 
@@ -156,9 +145,9 @@ def test_more_tokens_take_no_less_time_and_a_gap_leaves_a_shape_out() -> None:
     table = rows()
     at = table.index[(table["tokens"] == 64) & (table["hidden"] == 2048)][0]
     table.loc[at, "time_us"] *= 50
-    clean = moe_table(table).cleaned(RATES)
+    clean = moe.moe_table(table).cleaned(RATES)
     assert (np.diff(clean.time_us, axis=1) >= 0).all()
-    assert len(moe_table(table.drop(index=at)).shapes) == len(clean.shapes) - 1
+    assert len(moe.moe_table(table.drop(index=at)).shapes) == len(clean.shapes) - 1
 
 
 def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_path: Path) -> None:
@@ -178,7 +167,7 @@ def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_pa
     found = kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "bf16", "balanced")
     assert found is not None and found[1] == "0.24.0"
     (row,) = found[0].to_dict("records")
-    assert tuple(row[name] for name in SHAPE) == (2048, 768, 8, 128, 1, 4)
+    assert tuple(row[name] for name in moe.SHAPE) == (2048, 768, 8, 128, 1, 4)
     assert (row["tokens"], row["time_us"]) == (64, 50.0)
     assert kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "fp8", "balanced") is None
 
@@ -370,13 +359,13 @@ def test_experts_without_gates_take_as_long_as_measured(device: str) -> None:
 def test_padded_experts_by_hand() -> None:
     """4 of 16 experts a token, in tiles of 128 rows: few tokens wait for the weights of all,
     many for their FLOPs, and twice the ranks halve both."""
-    rates = Rates(flops=1e12, bandwidth=1e9, weight_bytes=1.0)
+    rates = moe.Rates(flops=1e12, bandwidth=1e9, weight_bytes=1.0)
     tokens = np.array([1.0, 1e6])
-    few, many = padded_us((64, 32, 4, 16, 1, 1), tokens, rates) - 20.0
+    few, many = moe.padded_us((64, 32, 4, 16, 1, 1), tokens, rates) - 20.0
     assert few == pytest.approx(1e6 * 16 * 3 * 64 * 32 / (HBM_SHARE * 1e9))
     assert many == pytest.approx(6e6 * (4e6 + 127 * 16) * 64 * 32 / (0.6 * 1e12))
     for ranks in ((2, 1), (1, 2)):
-        halved = padded_us((64, 32, 4, 16, *ranks), tokens, rates) - 20.0
+        halved = moe.padded_us((64, 32, 4, 16, *ranks), tokens, rates) - 20.0
         assert halved == pytest.approx([few / 2, many / 2])
 
 

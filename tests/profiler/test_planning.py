@@ -14,7 +14,7 @@ from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import LOCAL
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.measuring.degree import stalled
+from sarathi_sim.profiler.measuring.measure import stalled
 from sarathi_sim.profiler.planning.grid import (
     Grid,
     Limits,

@@ -29,19 +29,6 @@ from sarathi_sim.profiler.storage.files import (
     write_whole,
 )
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
-from sarathi_sim.profiler.storage.manifest import (
-    MANIFEST,
-    Manifest,
-    NotOursError,
-    check_ours,
-    differences,
-    digest,
-    read_manifest,
-    remove_ours,
-    replace_files,
-    replace_folder,
-    write_manifest,
-)
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.patience import PATIENCE_S
 from tests.processes import children, gone
@@ -93,7 +80,7 @@ def test_a_folder_is_written_and_then_moved(tmp_path: Path, events: list[tuple[s
     (scratch / "below").mkdir(parents=True)
     (scratch / "one.csv").write_text("1")
     (scratch / "below" / "two.csv").write_text("2")
-    replace_folder(scratch, place, "kind")
+    manifest.replace_folder(scratch, place, "kind")
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
     below = ["place/below", "place/below/two.csv", "place/manifest.json", "place/one.csv"]
     assert names == ["place", *below]
@@ -132,8 +119,10 @@ def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
 KIND = "sarathi-sim thing 1"
 
 
-def manifest_of(kind: str, files: dict[str, bytes]) -> Manifest:
-    return Manifest(kind, {name: digest(content) for name, content in files.items()})
+def manifest_of(kind: str, files: dict[str, bytes]) -> manifest.Manifest:
+    return manifest.Manifest(
+        kind, {name: manifest.digest(content) for name, content in files.items()}
+    )
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
@@ -151,7 +140,7 @@ def put(place: Path, files: dict[str, str], kind: str = KIND) -> None:
     for name, text in files.items():
         (scratch / name).parent.mkdir(parents=True, exist_ok=True)
         (scratch / name).write_text(text)
-    replace_folder(scratch, place, kind)
+    manifest.replace_folder(scratch, place, kind)
 
 
 @pytest.fixture
@@ -162,12 +151,12 @@ def place(tmp_path: Path) -> Path:
 
 def test_a_folder_names_its_files_and_is_replaced_whole(place: Path) -> None:
     """What is missing is no obstacle."""
-    found = read_manifest(place)
+    found = manifest.read_manifest(place)
     assert found == manifest_of(KIND, {"a.txt": b"a", "below/b.txt": b"b"})
-    assert found is not None and found.dump() == (place / MANIFEST).read_bytes()
-    assert str(differences(place, found)) == ""
+    assert found is not None and found.dump() == (place / manifest.MANIFEST).read_bytes()
+    assert str(manifest.differences(place, found)) == ""
     (place / "a.txt").unlink()
-    assert str(differences(place, found)) == "missing: a.txt"
+    assert str(manifest.differences(place, found)) == "missing: a.txt"
     put(place, {"c.txt": "c"})
     assert set(tree(place.parent)) == {"place", "place/c.txt", "place/manifest.json"}
 
@@ -191,9 +180,12 @@ def _link(place: Path) -> None:
         (lambda p: (p / "a.txt").write_text("longer"), r"changed: a\.txt"),
         (lambda p: (p / "x\ny").write_text(""), r"not ours: 'x\\ny'"),
         (lambda p: os.mkfifo(p / "pipe"), "not ours: pipe"),
-        (lambda p: (p / MANIFEST).write_text("{}"), "has no manifest.json of ours, but a.txt"),
-        (lambda p: _add_a_key(p / MANIFEST), "has no manifest.json of ours, but a.txt"),
-        (lambda p: (p / MANIFEST).unlink(), "has no manifest.json of ours, but a.txt"),
+        (
+            lambda p: (p / manifest.MANIFEST).write_text("{}"),
+            "has no manifest.json of ours, but a.txt",
+        ),
+        (lambda p: _add_a_key(p / manifest.MANIFEST), "has no manifest.json of ours, but a.txt"),
+        (lambda p: (p / manifest.MANIFEST).unlink(), "has no manifest.json of ours, but a.txt"),
         (lambda p: [(p / f"{i:02}").touch() for i in range(30)], "08, 09 and 20 more"),
         (_link, "not ours: below"),
     ],
@@ -201,7 +193,7 @@ def _link(place: Path) -> None:
 def test_what_is_not_ours_stays(place: Path, disturb: Callable[[Path], object], named: str) -> None:
     disturb(place)
     before = tree(place)
-    with pytest.raises(NotOursError, match=named) as caught:
+    with pytest.raises(manifest.NotOursError, match=named) as caught:
         put(place, {"c.txt": "c"})
     assert "\n" not in str(caught.value)
     assert tree(place) == before
@@ -216,8 +208,8 @@ def test_endless_folders_are_looked_into(place: Path, monkeypatch: pytest.Monkey
         Path("dd").mkdir()
         os.chdir("dd")
     try:
-        with pytest.raises(NotOursError, match=r"not ours: .*dd/dd/dd"):
-            check_ours(place, KIND)
+        with pytest.raises(manifest.NotOursError, match=r"not ours: .*dd/dd/dd"):
+            manifest.check_ours(place, KIND)
     finally:
         for _ in range(depth):  # nothing else can remove them
             os.chdir("..")
@@ -225,9 +217,9 @@ def test_endless_folders_are_looked_into(place: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_of_another_kind_stays(place: Path) -> None:
-    with pytest.raises(NotOursError, match=r"another kind \(thing\)"):
+    with pytest.raises(manifest.NotOursError, match=r"another kind \(thing\)"):
         put(place, {"c.txt": "c"}, "sarathi-sim other 1")
-    check_ours(place, "sarathi-sim other 1", KIND)
+    manifest.check_ours(place, "sarathi-sim other 1", KIND)
 
 
 def test_a_file_of_the_last_moment_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,35 +236,35 @@ def test_a_file_of_the_last_moment_stays(place: Path, monkeypatch: pytest.Monkey
 
     before = tree(place)
     monkeypatch.setattr("sarathi_sim.profiler.storage.manifest.exchange", late)
-    with pytest.raises(NotOursError, match=r"mine\.txt"):
+    with pytest.raises(manifest.NotOursError, match=r"mine\.txt"):
         put(place, {"c.txt": "c"})
     assert tree(place) == {**before, "mine.txt": b"mine"}
 
 
 @pytest.mark.parametrize("name", ["../outside", "/elsewhere/x", "a/../../x", "./a", ""])
 def test_a_manifest_cannot_name_what_is_outside(place: Path, name: str) -> None:
-    tree = json.loads((place / MANIFEST).read_text())
+    tree = json.loads((place / manifest.MANIFEST).read_text())
     tree["files"][name] = {"size": 1, "sha256": "0"}
-    (place / MANIFEST).write_text(json.dumps(tree))
-    assert read_manifest(place) is None
+    (place / manifest.MANIFEST).write_text(json.dumps(tree))
+    assert manifest.read_manifest(place) is None
 
 
 def test_removing_leaves_what_is_not_named(place: Path) -> None:
     (place / "below" / "mine").write_text("mine")
-    remove_ours(place)
+    manifest.remove_ours(place)
     assert tree(place) == {"below": None, "below/mine": b"mine"}
 
 
 def test_single_files_in_a_folder_that_others_use(tmp_path: Path) -> None:
     (tmp_path / "theirs.yaml").write_text("theirs")
-    replace_files(tmp_path, KIND, {"a.yaml": b"1", "b.yaml": b"1"})
-    replace_files(tmp_path, KIND, {"a.yaml": b"2"})
-    assert read_manifest(tmp_path) == manifest_of(KIND, {"a.yaml": b"2", "b.yaml": b"1"})
-    with pytest.raises(NotOursError, match=r"theirs\.yaml: is not in manifest\.json"):
-        replace_files(tmp_path, KIND, {"theirs.yaml": b"ours"})
+    manifest.replace_files(tmp_path, KIND, {"a.yaml": b"1", "b.yaml": b"1"})
+    manifest.replace_files(tmp_path, KIND, {"a.yaml": b"2"})
+    assert manifest.read_manifest(tmp_path) == manifest_of(KIND, {"a.yaml": b"2", "b.yaml": b"1"})
+    with pytest.raises(manifest.NotOursError, match=r"theirs\.yaml: is not in manifest\.json"):
+        manifest.replace_files(tmp_path, KIND, {"theirs.yaml": b"ours"})
     (tmp_path / "a.yaml").write_text("edited")
-    with pytest.raises(NotOursError, match=r"a\.yaml: was changed since"):
-        replace_files(tmp_path, KIND, {"a.yaml": b"3", "b.yaml": b"3"})
+    with pytest.raises(manifest.NotOursError, match=r"a\.yaml: was changed since"):
+        manifest.replace_files(tmp_path, KIND, {"a.yaml": b"3", "b.yaml": b"3"})
     contents = {name: (tmp_path / f"{name}.yaml").read_text() for name in ("theirs", "a", "b")}
     assert contents == {"theirs": "theirs", "a": "edited", "b": "1"}
 
@@ -294,29 +286,29 @@ def test_a_kill_while_files_are_replaced_leaves_them_ours(
         calls.append(file)
         write_whole(file, content)
 
-    replace_files(tmp_path, KIND, {"a": b"old", "b": b"old"})
+    manifest.replace_files(tmp_path, KIND, {"a": b"old", "b": b"old"})
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("sarathi_sim.profiler.storage.manifest.write_whole", until_killed)
-        replace_files(tmp_path, KIND, {"a": b"new", "b": b"new"})
-    found = read_manifest(tmp_path)
-    assert found is not None and str(differences(tmp_path, found)) == ""
-    replace_files(tmp_path, KIND, {"a": b"newer", "b": b"newer"})
-    assert read_manifest(tmp_path) == manifest_of(KIND, {"a": b"newer", "b": b"newer"})
+        manifest.replace_files(tmp_path, KIND, {"a": b"new", "b": b"new"})
+    found = manifest.read_manifest(tmp_path)
+    assert found is not None and str(manifest.differences(tmp_path, found)) == ""
+    manifest.replace_files(tmp_path, KIND, {"a": b"newer", "b": b"newer"})
+    assert manifest.read_manifest(tmp_path) == manifest_of(KIND, {"a": b"newer", "b": b"newer"})
 
 
 def test_a_manifest_is_written_for_all_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a").write_bytes(b"x")
-    write_manifest(tmp_path, KIND)
-    write_manifest(tmp_path, KIND)
-    assert read_manifest(tmp_path) == manifest_of(KIND, {"sub/a": b"x"})
-    assert Manifest(KIND).dump() != Manifest("other").dump()
+    manifest.write_manifest(tmp_path, KIND)
+    manifest.write_manifest(tmp_path, KIND)
+    assert manifest.read_manifest(tmp_path) == manifest_of(KIND, {"sub/a": b"x"})
+    assert manifest.Manifest(KIND).dump() != manifest.Manifest("other").dump()
 
 
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_kill_leaves_the_earlier_folder_or_the_new_one(place: Path, atomic: bool) -> None:
     """As kill -9 does: a child of this process ends without a word before its n-th step."""
-    old = read_manifest(place)
+    old = manifest.read_manifest(place)
     new = manifest_of(KIND, {"a.txt": b"A", "c.txt": b"c"})
     seen, step = [], 0
     while True:
@@ -325,11 +317,11 @@ def test_a_kill_leaves_the_earlier_folder_or_the_new_one(place: Path, atomic: bo
             _replace_and_die(place, step, atomic)
         _, status = os.waitpid(child, 0)
         restore(place)
-        found = read_manifest(place)
+        found = manifest.read_manifest(place)
         assert found in (old, new) and os.waitstatus_to_exitcode(status) in (0, 9), step
-        assert found is not None and str(differences(place, found)) == "", step
+        assert found is not None and str(manifest.differences(place, found)) == "", step
         restore(place)  # there is nothing to put back
-        assert read_manifest(place) == found
+        assert manifest.read_manifest(place) == found
         if os.waitstatus_to_exitcode(status) == 0:
             break
         seen.append(found == new)

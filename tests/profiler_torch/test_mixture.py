@@ -14,7 +14,7 @@ from sarathi_sim.profiler.bundle.schema import load_bundle
 from sarathi_sim.profiler.facts.formats import Distribution
 from sarathi_sim.profiler.facts.layer_kinds import Experts
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.measuring import degree
+from sarathi_sim.profiler.measuring import measure
 from sarathi_sim.profiler.measuring.measure import profile
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps, memory_needs, overheads
 from sarathi_sim.profiler.planning.grid import Limits, ProfileError, Settings
@@ -122,9 +122,9 @@ def test_the_memory_is_that_of_all_experts(model: ModelSpec) -> None:
 def test_a_mixture_on_a_pretended_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its times are what a simulation takes. (Of every op the first and the last point.)"""
     for name in ("coarse_grid", "designed_points"):
-        points = getattr(degree, name)
+        points = getattr(measure, name)
         monkeypatch.setattr(
-            degree, name, lambda *a, points=points: points(*a)[:: len(points(*a)) - 1]
+            measure, name, lambda *a, points=points: points(*a)[:: len(points(*a)) - 1]
         )
     settings = Settings(
         TINY, (1,), "cuda", "bfloat16", tmp_path, LIMITS, budget_s=0, repeats=1,

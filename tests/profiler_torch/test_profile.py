@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli import app
 from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle
 from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.measuring.degree import message_sizes, read_inter_node, time_collectives
+from sarathi_sim.profiler.measuring.measure import message_sizes, read_inter_node, time_collectives
 from sarathi_sim.profiler.planning.grid import ProfileError, Timing
 from tests.patience import PATIENCE_S
 from tests.sampled import profile_folder

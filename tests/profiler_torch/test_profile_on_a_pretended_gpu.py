@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.measuring import degree, shard_ops
+from sarathi_sim.profiler.measuring import measure, shard_ops
 from sarathi_sim.profiler.measuring.measure import profile
 from sarathi_sim.profiler.planning.grid import Limits, ProfileError, Settings
 from sarathi_sim.profiler.shard import environment, timing
@@ -37,13 +37,13 @@ SETTINGS = Settings(
 @pytest.fixture(autouse=True)
 def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("coarse_grid", "designed_points"):
-        all_points = getattr(degree, name)
+        all_points = getattr(measure, name)
 
         def some(op: str, limits: Limits, points: Any = all_points) -> list[Any]:
             found = points(op, limits)
             return sorted({found[0], found[len(found) // 2], found[-1]})
 
-        monkeypatch.setattr(degree, name, some)
+        monkeypatch.setattr(measure, name, some)
 
 
 def measured(out: Path, lines: list[str] | None = None, **changes: Any) -> Bundle:

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from sarathi_sim.experiments.lab.engines.first_light import probe
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.measuring import degree, ranks, shard_ops
-from sarathi_sim.profiler.measuring.degree import DegreeSession
+from sarathi_sim.profiler.measuring import measure, ranks, shard_ops
+from sarathi_sim.profiler.measuring.measure import DegreeSession
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps
 from sarathi_sim.profiler.planning.grid import Journal, Limits, ProfileError, Settings, Timing
 from sarathi_sim.profiler.shard import timing
@@ -123,7 +123,7 @@ def test_nothing_is_compiled_when_the_time_is_over(tmp_path: Path) -> None:
     one.session.fused()
     one.session.sustained()  # of 20 s
     assert one.asked == [] and len(one.journal) == 0
-    assert degree.coarse_grid("others", LIMITS)[::4] != []
+    assert measure.coarse_grid("others", LIMITS)[::4] != []
 
 
 def test_the_longest_layer_is_run_without_a_pause(tmp_path: Path) -> None:

@@ -14,16 +14,7 @@ from sarathi_sim.profiler.planning.grid import default_limits, designed_points
 from sarathi_sim.simulator.confidence.bands import UNKNOWN
 from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, layer_error, op_errors
 from sarathi_sim.simulator.loop.clock import QUANTUM_S
-from sarathi_sim.simulator.op_times.interaction import (
-    MEAN,
-    SUM,
-    Skew,
-    WholeLayer,
-    fit_skew,
-    fit_whole_layer,
-    interaction_errors,
-    skew_errors,
-)
+from sarathi_sim.simulator.op_times import interaction
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.simulator.test_predictor import batch, predictor, simple_bundle
 
@@ -36,7 +27,7 @@ def attention_bundle() -> Bundle:
     return replace(bundle, linear=bundle.linear.assign(time_us=bundle.linear["time_us"] / 50))
 
 
-def layers(bundle: Bundle, true: WholeLayer, noise: float = 0.0) -> pd.DataFrame:
+def layers(bundle: Bundle, true: interaction.WholeLayer, noise: float = 0.0) -> pd.DataFrame:
     """What whole layers would take if ``true`` held, at the points that are measured."""
     ops, rng = bundle_times(bundle), np.random.default_rng(0)
     rows = []
@@ -61,42 +52,45 @@ def skewed(share: float) -> pd.DataFrame:
 @pytest.mark.parametrize(
     "true",
     [
-        WholeLayer(1.3, 0.0, 0.0, 0.0),
-        WholeLayer(0.9, 30e-6, 0.0, 0.0),
-        WholeLayer(1.0, 0.0, 0.2, 0.0),
-        WholeLayer(1.1, 20e-6, 0.0, 0.8),
-        WholeLayer(1.0, 0.0, -0.2, 1.5),
+        interaction.WholeLayer(1.3, 0.0, 0.0, 0.0),
+        interaction.WholeLayer(0.9, 30e-6, 0.0, 0.0),
+        interaction.WholeLayer(1.0, 0.0, 0.2, 0.0),
+        interaction.WholeLayer(1.1, 20e-6, 0.0, 0.8),
+        interaction.WholeLayer(1.0, 0.0, -0.2, 1.5),
     ],
 )
-def test_a_known_effect_is_found(true: WholeLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_effect_is_found(
+    true: interaction.WholeLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = attention_bundle()
-    found = fit_whole_layer(bundle_times(bundle), layers(bundle, true))
+    found = interaction.fit_whole_layer(bundle_times(bundle), layers(bundle, true))
     # The prior holds every term back, by less than a fifth here; without it they are exact.
     for term in ("both", "decode"):
         assert getattr(found, term) == pytest.approx(getattr(true, term), rel=0.2, abs=0.06)
     monkeypatch.setattr("sarathi_sim.simulator.op_times.interaction._PRIOR", 1e-12)
-    exact = fit_whole_layer(bundle_times(bundle), layers(bundle, true))
+    exact = interaction.fit_whole_layer(bundle_times(bundle), layers(bundle, true))
     assert astuple(exact) == pytest.approx(astuple(true), rel=1e-5, abs=1e-5)
 
 
 def test_without_the_tables_the_sum_and_the_mean_stand() -> None:
     ops = bundle_times(simple_bundle())
-    assert ops.whole_layer == SUM
-    assert ops.skew == MEAN
-    assert interaction_errors(simple_bundle(), ops).empty
-    assert skew_errors(simple_bundle(), ops).empty
+    assert ops.whole_layer == interaction.SUM
+    assert ops.skew == interaction.MEAN
+    assert interaction.interaction_errors(simple_bundle(), ops).empty
+    assert interaction.skew_errors(simple_bundle(), ops).empty
 
 
 def test_held_out_errors_are_of_points_that_the_fit_did_not_see() -> None:
     """One size takes twice as long: no fit to the others can know, so half of it is missing."""
     bundle = attention_bundle()
-    mixed = layers(bundle, WholeLayer(1.2, 0.0, 0.1, 0.3))
+    mixed = layers(bundle, interaction.WholeLayer(1.2, 0.0, 0.1, 0.3))
     odd = (mixed["chunk_tokens"] + mixed["batch_size"] == 128).to_numpy()
     mixed.loc[odd, "time_us"] *= 2
-    errors = interaction_errors(replace(bundle, mixed=mixed), bundle_times(bundle))
+    errors = interaction.interaction_errors(replace(bundle, mixed=mixed), bundle_times(bundle))
     assert errors["measured"][odd].median() == pytest.approx(50, abs=2)
-    honest = interaction_errors(
-        replace(bundle, mixed=layers(bundle, WholeLayer(1.2, 0.0, 0.1, 0.3))), bundle_times(bundle)
+    honest = interaction.interaction_errors(
+        replace(bundle, mixed=layers(bundle, interaction.WholeLayer(1.2, 0.0, 0.1, 0.3))),
+        bundle_times(bundle),
     )
     assert honest["measured"].max() < 2
     alone = honest["kind"] != "mixed"
@@ -107,7 +101,7 @@ def test_held_out_errors_are_of_points_that_the_fit_did_not_see() -> None:
 
 def test_the_predictor_takes_whole_layers_or_the_sum() -> None:
     bundle = simple_bundle()
-    true = WholeLayer(1.25, 40e-6, 0.1, 0.5)
+    true = interaction.WholeLayer(1.25, 40e-6, 0.1, 0.5)
     mixed = replace(bundle, mixed=layers(bundle, true))
     found = bundle_times(mixed).whole_layer
     plain, whole = predictor(bundle), predictor(mixed)
@@ -132,7 +126,7 @@ def test_the_effective_context_is_found_and_used(share: float) -> None:
     with_skew = replace(bundle, attn_decode_skew=skewed(share))
     ops = bundle_times(with_skew)
     assert ops.skew.share == pytest.approx(share, abs=1e-3)
-    errors = skew_errors(with_skew, ops)
+    errors = interaction.skew_errors(with_skew, ops)
     assert errors["skew"].max() < 0.1
     if share:
         assert errors["mean"].max() > 10
@@ -150,19 +144,19 @@ def test_a_skew_error_is_of_batches_that_the_fit_did_not_see() -> None:
     odd = (rows["batch_size"] == 8).to_numpy()
     rows.loc[odd, "time_us"] = skewed(1.0)["time_us"][odd]
     bundle = replace(simple_bundle(), attn_decode_skew=rows)
-    errors = skew_errors(bundle, bundle_times(bundle))
+    errors = interaction.skew_errors(bundle, bundle_times(bundle))
     assert errors["skew"][odd].to_numpy() == pytest.approx(errors["mean"][odd].to_numpy())
     assert errors["longest"][odd].max() < 0.1
 
 
 def test_larger_batches_fill_what_short_contexts_leave() -> None:
     """By hand: three quarters of the way up to 4 sequences, and a quarter of that for 8."""
-    law = Skew(0.75, 4.0)
+    law = interaction.Skew(0.75, 4.0)
     assert [law.of(batch) for batch in (1, 4, 8)] == [0.75, 0.75, 0.1875]
     points = [(b, 100, m) for b in (2, 4, 8, 16) for m in (150, 200)]
     rows = [(b, c, m, 3 + 0.01 * b * (c + law.of(b) * (m - c))) for b, c, m in points]
     skewed = pd.DataFrame(rows, columns=list(TABLES["attn_decode_skew"].columns))
-    found = fit_skew(bundle_times(simple_bundle()).decode, skewed)
+    found = interaction.fit_skew(bundle_times(simple_bundle()).decode, skewed)
     assert astuple(found) == pytest.approx(astuple(law), rel=1e-2)
 
 
@@ -174,7 +168,7 @@ def test_a_correction_that_does_not_carry_over_is_not_taken() -> None:
     rows.loc[odd, "time_us"] = skewed(1.0)["time_us"][odd]
     alone = skewed(1.0)[lambda frame: frame["batch_size"] == 8]  # one says nothing of others
     for each in (rows, alone):
-        assert fit_skew(bundle_times(simple_bundle()).decode, each) == MEAN
+        assert interaction.fit_skew(bundle_times(simple_bundle()).decode, each) == interaction.MEAN
 
 
 def marked(**marks: str) -> Bundle:
@@ -201,7 +195,7 @@ def test_a_model_that_nothing_is_known_of_is_not_exact(mark: str) -> None:
 
 def test_whole_layers_are_off_by_their_noise() -> None:
     bundle, noise = attention_bundle(), 0.1
-    true = WholeLayer(1.2, 0.0, 0.1, 0.3)
+    true = interaction.WholeLayer(1.2, 0.0, 0.1, 0.3)
     noisy = replace(bundle, mixed=layers(bundle, true, noise))
     exact = replace(bundle, mixed=layers(bundle, true))
     assert layer_error(bundle_times(noisy)).local == pytest.approx(noise, rel=0.4)

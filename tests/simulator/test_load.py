@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.policies.request import Request
@@ -15,71 +17,67 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import WEIGHT_BYTES, Kernels, NumberBytes
 from sarathi_sim.profiler.facts.layer_kinds import Latent, Windows
 from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE
 from sarathi_sim.profiler.facts.roofline import attended, attended_within
-from sarathi_sim.simulator.load.engine_memory import (
-    CapacityError,
-    EngineMemory,
-    Step,
-    engine_memory,
-    kept_share,
-    kv_capacity_tokens,
-    max_batch,
-    stage_layers,
-    stage_weight_bytes,
-)
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.load import engine_memory as em
 from sarathi_sim.simulator.load.requests import burstier, longer_prefixes, longer_requests
+from sarathi_sim.simulator.op_times.op_times import Reduce, Route
+from tests.experiments.small_config import deployed
 from tests.sampled import device_bundle
 
 LLAMA_8B, LLAMA_70B = load_model("llama-3-8b"), load_model("llama-3-70b")
 RTX_4090, A100_40G = load_device("rtx-4090"), load_device("a100-40g-sxm")
 A100, GPT3 = load_device("a100-80g-sxm"), load_model("gpt3-175b")
 VLLM = "gpu_memory_utilization"
-ITERATION = Step(tokens=2048, sequences=256)
+ITERATION = em.Step(tokens=2048, sequences=256)
 
 
-def memory(setting: str = VLLM, share: float = 0.9, step: Step = ITERATION) -> EngineMemory:
-    return engine_memory(LLAMA_8B, RTX_4090, 1, (32,), 16, setting, share, step)
+def memory(setting: str = VLLM, share: float = 0.9, step: em.Step = ITERATION) -> em.EngineMemory:
+    return em.engine_memory(LLAMA_8B, RTX_4090, 1, (32,), 16, setting, share, step)
 
 
 @pytest.mark.parametrize(
     ("model", "device", "tp", "share", "step", "gib"),
     [
-        ("qwen3-14b", "h100-80g-sxm", 1, 0.95, Step(8192, 1024, version="0.15.0"), 41.94),
-        ("qwen3-14b", "h100-80g-sxm", 1, 0.95, Step(8192, 1024, version="0.17.0"), 45.34),
-        ("llama-3.1-8b", "h100-80g-sxm", 1, 0.95, Step(8192, 1024, version="0.19.0"), 58.11),
-        ("llama-3.1-8b", "h100-80g-sxm", 2, 0.95, Step(8192, 1024, version="0.19.0"), 63.76),
-        ("qwen2.5-72b", "h100-80g-sxm", 2, 0.95, Step(8192, 1024, version="0.19.0"), 3.1),
-        ("llama-3.3-70b", "h100-80g-sxm", 4, 0.9, Step(8192, 128, version="0.15.1"), 37.14),
+        ("qwen3-14b", "h100-80g-sxm", 1, 0.95, em.Step(8192, 1024, version="0.15.0"), 41.94),
+        ("qwen3-14b", "h100-80g-sxm", 1, 0.95, em.Step(8192, 1024, version="0.17.0"), 45.34),
+        ("llama-3.1-8b", "h100-80g-sxm", 1, 0.95, em.Step(8192, 1024, version="0.19.0"), 58.11),
+        ("llama-3.1-8b", "h100-80g-sxm", 2, 0.95, em.Step(8192, 1024, version="0.19.0"), 63.76),
+        ("qwen2.5-72b", "h100-80g-sxm", 2, 0.95, em.Step(8192, 1024, version="0.19.0"), 3.1),
+        ("llama-3.3-70b", "h100-80g-sxm", 4, 0.9, em.Step(8192, 128, version="0.15.1"), 37.14),
         (
             *("qwen2.5-7b", "a100-80g-sxm", 2, 0.25),
-            *(Step(2048, 256, version="0.10.1.1", sampler="flashinfer"), 12.02),
+            *(em.Step(2048, 256, version="0.10.1.1", sampler="flashinfer"), 12.02),
         ),
     ],
 )
 def test_real_servers(
-    model: str, device: str, tp: int, share: float, step: Step, gib: float
+    model: str, device: str, tp: int, share: float, step: em.Step, gib: float
 ) -> None:
     """GiB for the KV cache in vLLM's start-up lines (llm-d-planner, inference-sim,
     dennislee22/vLLM-benchmarking)."""
     spec = load_model(model)
-    found = engine_memory(spec, load_device(device), tp, (spec.num_layers,), 16, VLLM, share, step)
+    found = em.engine_memory(
+        spec, load_device(device), tp, (spec.num_layers,), 16, VLLM, share, step
+    )
     assert found.kv_bytes / 2**30 == pytest.approx(gib, rel=0.02)
 
 
 def test_two_nodes() -> None:
     """Llama-3.3-70B, TP 4 and PP 2 on A100s of 40 GB, vLLM 0.8.3 (surajssd/llm-k8s): 25,588."""
     old = replace(ITERATION, version="0.8.3")
-    sharded = engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, old)
+    sharded = em.engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, old)
     assert sharded.num_blocks == pytest.approx(25588, rel=0.05)
     assert sharded.assumed == ("activations", "outside of torch")
 
 
 def test_ranks_hold_what_collectives_hold() -> None:
     """Eight ranks of one GPU gather tokens for their experts, as eight GPUs of one rank reduce."""
-    model, device, step = load_model("deepseek-v3"), load_device("h200-sxm"), Step(2048, 64)
+    model, device, step = load_model("deepseek-v3"), load_device("h200-sxm"), em.Step(2048, 64)
     layers, ranks = (model.num_layers,), NumberBytes(2, 1.0, 2, dp=8)
-    found = engine_memory(model, device, 1, layers, 16, VLLM, 0.9, step, ranks)
-    whole = engine_memory(model, device, 8, layers, 16, VLLM, 0.9, step, NumberBytes(2, 1.0, 2))
+    found = em.engine_memory(model, device, 1, layers, 16, VLLM, 0.9, step, ranks)
+    whole = em.engine_memory(model, device, 8, layers, 16, VLLM, 0.9, step, NumberBytes(2, 1.0, 2))
     assert found.non_torch_bytes == whole.non_torch_bytes > 2 * 2**30
 
 
@@ -89,20 +87,22 @@ def test_states_of_recurrent_layers() -> None:
     SGLang keeps 0.9 of 1.9 for states."""
     model, device = load_model("qwen3-next-80b-a3b"), load_device("h200-sxm")
     state = 4 * 32 * 128 * 128 + 2 * 8192 * 3
-    step, numbers, layers = Step(8192, 256), NumberBytes(2, 1.0, 2), (48,)
-    of_vllm = engine_memory(model, device, 1, layers, 16, VLLM, 0.9, step, numbers)
+    step, numbers, layers = em.Step(8192, 256), NumberBytes(2, 1.0, 2), (48,)
+    of_vllm = em.engine_memory(model, device, 1, layers, 16, VLLM, 0.9, step, numbers)
     assert of_vllm.block_bytes == 16 * 12 * 2048 and of_vllm.state_bytes == 36 * state
     assert of_vllm.state_blocks == -(-36 * state // (16 * 12 * 2048)) and of_vllm.states is None
     tokens = -(-state // 2048 // 16) * 16 if state % 2048 == 0 else (state // 2048 // 16 + 1) * 16
     assert of_vllm.most_states == of_vllm.kv_bytes // (12 * tokens * 2048)
-    apart = engine_memory(model, device, 1, layers, 16, "mem_fraction_static", 0.9, step, numbers)
+    apart = em.engine_memory(
+        model, device, 1, layers, 16, "mem_fraction_static", 0.9, step, numbers
+    )
     assert apart.states == int(0.9 / 1.9 * apart.cache_bytes // (36 * state))
     assert apart.kv_bytes == pytest.approx(apart.cache_bytes / 1.9) and apart.state_blocks == 0
 
 
 def test_what_the_engine_printed_leaves_nothing_to_assume() -> None:
     given = memory(step=replace(ITERATION, activation_bytes=1e9, non_torch_bytes=2e8))
-    weights = stage_weight_bytes(LLAMA_8B, (32,), 0)
+    weights = em.stage_weight_bytes(LLAMA_8B, (32,), 0)
     assert given.kv_bytes == pytest.approx(0.9 * 25_250_627_584 - weights - 1.2e9)
     assert given.block_bytes == 16 * LLAMA_8B.kv_bytes_per_token()
     assert given.num_blocks == given.kv_bytes // given.block_bytes
@@ -112,7 +112,7 @@ def test_what_the_engine_printed_leaves_nothing_to_assume() -> None:
 
 def test_every_part_of_the_memory_says_where_it_comes_from() -> None:
     """The parts fill the GPU, and CUDA graphs count where an engine measures them beforehand."""
-    sharded = engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, ITERATION)
+    sharded = em.engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, ITERATION)
     alone, graphs = memory(), memory(step=replace(ITERATION, cuda_graph_bytes=4e8))
     for found in (alone, sharded, graphs, memory("mem_fraction_static", 0.85)):
         (whole, total, _), *parts = found.parts()
@@ -129,7 +129,7 @@ def test_every_part_of_the_memory_says_where_it_comes_from() -> None:
 
 def test_each_engine_takes_its_share_of_something_else() -> None:
     step = replace(ITERATION, activation_bytes=1e9, non_torch_bytes=2e8)
-    total, weights = 25_250_627_584, stage_weight_bytes(LLAMA_8B, (32,), 0)
+    total, weights = 25_250_627_584, em.stage_weight_bytes(LLAMA_8B, (32,), 0)
     sglang = memory("mem_fraction_static", 0.85, step)
     assert sglang.kv_bytes == pytest.approx(0.85 * (total - 2e8) - weights)
     trtllm = memory("free_gpu_memory_fraction", 0.9, step)
@@ -138,8 +138,8 @@ def test_each_engine_takes_its_share_of_something_else() -> None:
 
 def test_the_fullest_stage_counts() -> None:
     """The last one has the LM head and samples; a longer one holds more of every block."""
-    even = engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, ITERATION)
-    uneven = engine_memory(LLAMA_70B, A100_40G, 4, (42, 38), 16, VLLM, 0.9, ITERATION)
+    even = em.engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, ITERATION)
+    uneven = em.engine_memory(LLAMA_70B, A100_40G, 4, (42, 38), 16, VLLM, 0.9, ITERATION)
     assert even.activation_bytes > 256 * LLAMA_70B.vocab_size * 15
     assert uneven.block_bytes == 2 * 16 * 42 * 2 * 128 * 2 > even.block_bytes
     assert uneven.activation_bytes < even.activation_bytes, "its first stage does not sample"
@@ -148,41 +148,43 @@ def test_the_fullest_stage_counts() -> None:
 
 def test_memory_that_no_driver_reported_is_assumed() -> None:
     plain = replace(RTX_4090, reported_bytes=None)
-    found = engine_memory(LLAMA_8B, plain, 1, (32,), 16, VLLM, 0.9, ITERATION)
+    found = em.engine_memory(LLAMA_8B, plain, 1, (32,), 16, VLLM, 0.9, ITERATION)
     assert found.total_bytes == 24e9 and "memory" in found.assumed
     assert "24.00 GB (assumed: the data sheet's)" in found.text()
 
 
 def test_what_does_not_fit_is_said() -> None:
-    with pytest.raises(CapacityError, match=r"gpt3-175b does not fit: stage 0 of 1 .*usable"):
-        kv_capacity_tokens(GPT3, A100, 1, (96,))
+    with pytest.raises(em.CapacityError, match=r"gpt3-175b does not fit: stage 0 of 1 .*usable"):
+        em.kv_capacity_tokens(GPT3, A100, 1, (96,))
     few = "holds 9000 tokens, too few for 8 micro-batches of 4096: lower max_length to at most 1125"
-    with pytest.raises(CapacityError, match=few):
-        max_batch(9000, 4096, 8)
-    with pytest.raises(CapacityError, match=r"llama-3-70b leaves no room.* weights 141.* another"):
-        engine_memory(LLAMA_70B, RTX_4090, 1, (80,), 16, VLLM, 0.9, ITERATION)
+    with pytest.raises(em.CapacityError, match=few):
+        em.max_batch(9000, 4096, 8)
+    with pytest.raises(
+        em.CapacityError, match=r"llama-3-70b leaves no room.* weights 141.* another"
+    ):
+        em.engine_memory(LLAMA_70B, RTX_4090, 1, (80,), 16, VLLM, 0.9, ITERATION)
 
 
 def test_the_papers_batch_sizes_for_gpt3() -> None:
     """Section 5.3: 27 with TP 8 and PP 8, 11 with TP 8 alone, lengths up to 4K."""
-    assert max_batch(kv_capacity_tokens(GPT3, A100, 8, stage_layers(96, 8)), 4096, 8) == 27
-    assert max_batch(kv_capacity_tokens(GPT3, A100, 8, (96,)), 4096) == 11
+    assert em.max_batch(em.kv_capacity_tokens(GPT3, A100, 8, em.stage_layers(96, 8)), 4096, 8) == 27
+    assert em.max_batch(em.kv_capacity_tokens(GPT3, A100, 8, (96,)), 4096) == 11
 
 
 def test_capacity_by_hand() -> None:
     """Llama-2-7b on one A40: 0.9 * 48e9 bytes, less 13.48e9 of weights, at 512 KiB a token."""
     model, device = load_model("llama-2-7b"), load_device("a40")
     weights = 2 * (model.num_parameters - model.hidden_size)  # the final norm is not counted
-    assert stage_weight_bytes(model, (32,), 0) == weights
+    assert em.stage_weight_bytes(model, (32,), 0) == weights
     expected = int((0.9 * device.memory_bytes - weights) // (512 * 1024))
-    assert kv_capacity_tokens(model, device, 1, (32,)) == expected
+    assert em.kv_capacity_tokens(model, device, 1, (32,)) == expected
 
 
 def test_replicated_kv_heads_take_their_bytes() -> None:
     model = load_model("llama-2-70b")  # 8 KV heads
-    at_8 = kv_capacity_tokens(model, A100, 8, (80,), usable_memory=0.9)
-    at_16 = kv_capacity_tokens(model, A100, 16, (80,), usable_memory=0.9)
-    weights = {tp: stage_weight_bytes(model, (80,), 0, tp=tp) for tp in (8, 16)}
+    at_8 = em.kv_capacity_tokens(model, A100, 8, (80,), usable_memory=0.9)
+    at_16 = em.kv_capacity_tokens(model, A100, 16, (80,), usable_memory=0.9)
+    weights = {tp: em.stage_weight_bytes(model, (80,), 0, tp=tp) for tp in (8, 16)}
     per_token = model.kv_bytes_per_token()
     assert at_8 == int((0.9 * 8 * 80e9 - weights[8]) // per_token)
     assert at_16 == int((0.9 * 16 * 80e9 - weights[16]) // (2 * per_token))
@@ -199,7 +201,7 @@ def test_every_rank_has_routers_and_norms_whole_and_in_two_bytes() -> None:
     whole = 58 * 256 * hidden + 61 * (2 * hidden + 1536 + 512)
     tables = 2 * 129280 * hidden
     numbers = NumberBytes(2, WEIGHT_BYTES["fp8_block"], 2)
-    assert stage_weight_bytes(load_model("deepseek-v3"), (61,), 0, numbers, 8) == int(
+    assert em.stage_weight_bytes(load_model("deepseek-v3"), (61,), 0, numbers, 8) == int(
         WEIGHT_BYTES["fp8_block"] * fp8 + 2 * (8 * whole + tables)
     )
 
@@ -223,7 +225,7 @@ def test_weights_of_a_rank(kernels: Kernels, layer: float, expert: float, billio
     whole = 58 * 256 * hidden + 61 * (2 * hidden + 1536 + 512)
     tables = 2 * 129280 * hidden
     numbers = replace(kernels, dp=32, redundant_experts=32).number_bytes
-    found = stage_weight_bytes(load_model("deepseek-r1"), (61,), 0, numbers)
+    found = em.stage_weight_bytes(load_model("deepseek-r1"), (61,), 0, numbers)
     by_hand = layer * (61 * attention + shared + dense) + expert * routed + 2 * (whole + tables)
     assert found == int(by_hand) and found / 1e9 == pytest.approx(billions, abs=0.05)
     # Sixteen groups of two: what a group holds beside its experts is divided, or there twice.
@@ -231,7 +233,7 @@ def test_weights_of_a_rank(kernels: Kernels, layer: float, expert: float, billio
     twice = 2 * whole + tables
     own = 2 * hidden * (1536 + 512 + 64) - hidden * (1536 + 512 + 64)
     by_hand = layer * (61 * (attention + own) + shared + dense) + 2 * expert * routed + 2 * twice
-    assert stage_weight_bytes(load_model("deepseek-r1"), (61,), 0, numbers, 2) == int(by_hand)
+    assert em.stage_weight_bytes(load_model("deepseek-r1"), (61,), 0, numbers, 2) == int(by_hand)
 
 
 def test_replicated_kv_heads_take_their_weights() -> None:
@@ -242,11 +244,11 @@ def test_replicated_kv_heads_take_their_weights() -> None:
 
 
 def test_layers_are_spread_evenly() -> None:
-    assert stage_layers(96, 8) == (12,) * 8
-    assert stage_layers(10, 4) == (3, 3, 2, 2)
+    assert em.stage_layers(96, 8) == (12,) * 8
+    assert em.stage_layers(10, 4) == (3, 3, 2, 2)
     for pp in (0, 11):
-        with pytest.raises(CapacityError, match="10 layers"):
-            stage_layers(10, pp)
+        with pytest.raises(em.CapacityError, match="10 layers"):
+            em.stage_layers(10, pp)
 
 
 def test_tables_that_a_stage_holds() -> None:
@@ -255,10 +257,10 @@ def test_tables_that_a_stage_holds() -> None:
     table = tied.vocab_size * tied.hidden_size
     positions = tied.max_position_embeddings * tied.hidden_size
     layer = sum(tied.parameters_in(range(1)))
-    assert stage_weight_bytes(tied, (32,), 0) == 2 * (32 * layer + table + positions)
-    assert stage_weight_bytes(tied, (16, 16), 0) == 2 * (16 * layer + table + positions)
-    assert stage_weight_bytes(tied, (16, 16), 1) == 2 * (16 * layer + table)
-    assert stage_weight_bytes(tied, (11, 11, 10), 1) == 2 * 11 * layer
+    assert em.stage_weight_bytes(tied, (32,), 0) == 2 * (32 * layer + table + positions)
+    assert em.stage_weight_bytes(tied, (16, 16), 0) == 2 * (16 * layer + table + positions)
+    assert em.stage_weight_bytes(tied, (16, 16), 1) == 2 * (16 * layer + table)
+    assert em.stage_weight_bytes(tied, (11, 11, 10), 1) == 2 * 11 * layer
 
 
 # Sliding windows and latent attention: pairs, KV cache, capacity, and the simulator's surfaces
@@ -295,14 +297,14 @@ def test_attention_of_a_mean_layer() -> None:
 
 
 def test_what_the_cache_keeps() -> None:
-    assert kept_share(LLAMA, np.array([100.0]), np.array([50.0])) == 1
-    assert kept_share(WINDOWED, np.array([100.0]), np.array([50.0])) == 1
+    assert em.kept_share(LLAMA, np.array([100.0]), np.array([50.0])) == 1
+    assert em.kept_share(WINDOWED, np.array([100.0]), np.array([50.0])) == 1
     # A context that grows from 4,096 to 4,098: three of four layers keep 512 tokens of it.
-    share = kept_share(WINDOWED, np.array([4096.0]), np.array([2.0]))
+    share = em.kept_share(WINDOWED, np.array([4096.0]), np.array([2.0]))
     assert share == pytest.approx(0.25 + 0.75 * 512 / 4097, rel=1e-6)
     # Many steps weigh more than few: contexts from 1,000 to 3,000 against one step of 10.
-    both = kept_share(WINDOWED, np.array([1000.0, 10.0]), np.array([2000.0, 1.0]))
-    alone = kept_share(WINDOWED, np.array([1000.0]), np.array([2000.0]))
+    both = em.kept_share(WINDOWED, np.array([1000.0, 10.0]), np.array([2000.0, 1.0]))
+    alone = em.kept_share(WINDOWED, np.array([1000.0]), np.array([2000.0]))
     assert both == pytest.approx(alone, rel=1e-3)
 
 
@@ -313,21 +315,21 @@ def test_a_state_takes_the_memory_of_so_many_tokens() -> None:
     prompt, output = np.array([4096.0]), np.array([2.0])
     tokens = (4 * 64 * 128 * 128 + 2 * 3 * 12288) / 2048
     expected = (15 * 4097 + 45 * tokens) / 60 / 4097
-    assert kept_share(model, prompt, output) == pytest.approx(expected, rel=1e-9)
-    ranks = kept_share(model, prompt, output, 4)
+    assert em.kept_share(model, prompt, output) == pytest.approx(expected, rel=1e-9)
+    ranks = em.kept_share(model, prompt, output, 4)
     assert ranks == pytest.approx((15 * 4097 + 45 * tokens / 2) / 60 / 4097, rel=1e-9)
-    assert kept_share(model, prompt, output, 4, fp8) == pytest.approx(expected, rel=1e-9)
+    assert em.kept_share(model, prompt, output, 4, fp8) == pytest.approx(expected, rel=1e-9)
     # Short sequences take more than their tokens.
-    assert kept_share(model, np.array([64.0]), output) > 10
+    assert em.kept_share(model, np.array([64.0]), output) > 10
 
 
 def test_capacity_counts_what_is_kept() -> None:
     device = load_device("a100-80g-sxm")
-    plain = kv_capacity_tokens(LLAMA, device, 1, (32,))
-    half = kv_capacity_tokens(WINDOWED, device, 1, (32,), kept=0.5)
+    plain = em.kv_capacity_tokens(LLAMA, device, 1, (32,))
+    half = em.kv_capacity_tokens(WINDOWED, device, 1, (32,), kept=0.5)
     assert half == pytest.approx(2 * plain, abs=2)
     whole, part = (
-        engine_memory(LLAMA, device, 1, (32,), 16, VLLM, 0.9, ITERATION, kept=kept)
+        em.engine_memory(LLAMA, device, 1, (32,), 16, VLLM, 0.9, ITERATION, kept=kept)
         for kept in (1.0, 0.5)
     )
     assert part.num_blocks == pytest.approx(2 * whole.num_blocks, abs=2)
@@ -336,14 +338,14 @@ def test_capacity_counts_what_is_kept() -> None:
 def test_latent_attention_is_cached_whole_on_every_rank() -> None:
     model, device = load_model("deepseek-v3"), load_device("h200-sxm")
     assert [model.cached_bytes(tp, 2) for tp in (1, 8)] == [1152, 1152]
-    one, eight = (stage_weight_bytes(model, (61,), 0, tp=tp) for tp in (1, 8))
+    one, eight = (em.stage_weight_bytes(model, (61,), 0, tp=tp) for tp in (1, 8))
     # On each rank: what it projects for itself, four norms a layer, and the routers of 58 layers.
     whole = 61 * 7168 * (1536 + 576) + 61 * (2 * 7168 + 1536 + 512) + 58 * 256 * 7168
     assert eight - one == 2 * 7 * whole
     # Fewer layers, so that it fits: each of eight GPUs holds every token.
     small = replace(model, num_layers=2, experts=None)
-    tokens = [kv_capacity_tokens(small, device, tp, (2,)) for tp in (1, 8)]
-    free = [0.9 * 141e9 * tp - stage_weight_bytes(small, (2,), 0, tp=tp) for tp in (1, 8)]
+    tokens = [em.kv_capacity_tokens(small, device, tp, (2,)) for tp in (1, 8)]
+    free = [0.9 * 141e9 * tp - em.stage_weight_bytes(small, (2,), 0, tp=tp) for tp in (1, 8)]
     assert tokens == [
         int(left // (2 * 576 * 2 * tp)) for left, tp in zip(free, (1, 8), strict=True)
     ]
@@ -423,3 +425,143 @@ def test_turns_grow_with_the_turns_before_them() -> None:
     sessions = {"min_turns": 2, "max_turns": 3, "think_s": 1.0}
     base, longer = requests(sessions=sessions), requests(sessions=sessions, shift={"output": 2.0})
     assert longer[1].prompt_tokens == base[1].prompt_tokens + base[0].output_tokens
+
+
+# Links other than the measured ones: rings by hand, and deployments that differ in a link
+
+SLOW = Route("pcie", 10e9, 5e-6)
+NET = Route("tcp", 1e9, 100e-6)
+
+
+def measured(num_bytes: Any) -> Any:
+    """8 us, and 100 GB/s."""
+    return 8e-6 + np.asarray(num_bytes) / 100e9
+
+
+def test_a_ring_by_hand() -> None:
+    # Four ranks: six messages of 250 kB, each 5 us + 25 us.
+    assert SLOW.ring_s(np.array(1e6), 4) == pytest.approx(6 * 30e-6)
+    assert SLOW.ring_s(np.array(1e6), 1) == 0
+
+
+def test_an_all_reduce_over_a_slower_link_and_between_nodes_by_hand() -> None:
+    size = np.array([1e6])
+    alone = Reduce(measured, 1, 1, None, True, NET)
+    assert alone(size) == pytest.approx(18e-6)
+    # Two ranks, each way 5 us + 50 us, after the 8 us of a small one.
+    over = Reduce(measured, 2, 1, SLOW, True, NET)
+    assert over(size) == pytest.approx(8e-6 + 2 * 55e-6, rel=1e-5)
+    # Two nodes of four: each GPU sends its quarter, 250 kB, in two halves to its peer.
+    assert Reduce(measured, 4, 2, None, True, NET)(size) == pytest.approx(18e-6 + 2 * 225e-6)
+
+
+def test_a_slower_link_is_never_faster_than_measured_and_a_faster_one_may_be() -> None:
+    fast = Route("nvlink", 1e12, 0.0)
+    size = np.array([1e9])
+    assert Reduce(measured, 2, 1, fast, True, NET)(size) == measured(size)
+    assert Reduce(measured, 2, 1, fast, False, NET)(size) == pytest.approx(8e-6 + 1e-3, rel=1e-4)
+
+
+FILE = """
+name: one
+model: llama-3-8b
+device: {device}
+stack: vllm
+workload: {{requests: 1, lengths: {{kind: fixed, prompt: 100, decode: 10}}}}
+policy: {{name: vllm, max_num_batched_tokens: 512, max_num_seqs: 8}}
+kv_cache: {{}}
+cluster: {{max_length: 1024, {cluster}}}
+engine: {{fi_allreduce_fusion_max_size_mb: 0}} # all-reduces of all links are the same kernel
+"""
+
+
+def deployment(cluster: str, device: str = "h100-80g-sxm") -> Deployment:
+    (found,) = deployed(FILE.format(device=device, cluster=cluster)).values()
+    return found
+
+
+def reduce_s(found: Deployment, num_bytes: float = 1e6) -> float:
+    assert found.ops.all_reduce is not None
+    return float(found.ops.all_reduce(np.array([num_bytes]))[0])
+
+
+def test_without_keys_the_measured_link_is_meant() -> None:
+    plain = deployment("tp: 4")
+    named = deployment("tp: 4, intra_node: {kind: nvlink}")
+    assert plain.ops is named.ops
+    assert plain.ops.meta.environment[ALL_REDUCE].startswith("measured")
+
+
+def test_pcie_is_slower_and_without_peer_access_slower_still() -> None:
+    plain, peers, host = (
+        deployment(f"tp: 4, intra_node: {{{link}}}")
+        for link in ("kind: nvlink", "kind: pcie_peer", "kind: pcie")
+    )
+    assert reduce_s(plain) < reduce_s(peers) < reduce_s(host)
+    assert "16 GB/s" in host.ops.meta.environment[ALL_REDUCE]
+    kernels = host.ops.meta.kernels
+    assert kernels is not None and kernels.half_width_pct[ALL_REDUCE] == 50
+
+
+def test_a_device_without_peer_access_says_so_and_a_user_may_know_better() -> None:
+    device = "rtx-pro-6000"
+    assumed, peers = (
+        deployment(f"tp: 2, {key}", device) for key in ("pp: 1", "intra_node: {kind: pcie_peer}")
+    )
+    assert peers.ops.meta.environment[ALL_REDUCE].startswith("measured")
+    assert reduce_s(assumed) > 2 * reduce_s(peers)
+
+
+def test_tensor_parallelism_between_nodes_costs_its_network() -> None:
+    inside = deployment("tp: 4")  # what the GPUs of one node take
+    fast, slow = (
+        deployment(f"tp: 8, gpus_per_node: 4, inter_node: {{kind: {kind}}}")
+        for kind in ("infiniband", "tcp")
+    )
+    # Two nodes of four: two messages of 125 kB; TCP's 5 GB/s are shared by four.
+    of_fast = 2 * (10e-6 + 125e3 / 50e9)
+    assert reduce_s(fast) == pytest.approx(reduce_s(inside) + of_fast)
+    assert reduce_s(slow) == pytest.approx(reduce_s(inside) + 2 * (60e-6 + 125e3 / 1.25e9))
+    beyond = deployment("tp: 8, gpus_per_node: 2")
+    assert reduce_s(beyond) > reduce_s(fast)
+    pair, alone = (deployment(f"tp: {tp}, gpus_per_node: {tp // 2}") for tp in (4, 2))
+    in_pair = reduce_s(deployment("tp: 2"))
+    # Two messages of 250 kB; one GPU a node has nothing to add up there, and sends 500 kB.
+    assert reduce_s(pair) == pytest.approx(in_pair + 2 * (10e-6 + 250e3 / 50e9))
+    assert reduce_s(alone) == pytest.approx(2 * (10e-6 + 500e3 / 50e9))
+
+
+def test_trays_of_one_rack_are_joined_by_nvlink() -> None:
+    """GB200's trays of four: two messages of 125 kB over NVLink, without a network's latency."""
+    tray, two = (deployment(f"tp: {tp}", "gb200") for tp in (4, 8))
+    assert reduce_s(two) == pytest.approx(reduce_s(tray) + 2 * (2e-6 + 125e3 / 900e9))
+    assert "nvlink" in two.ops.meta.environment[ALL_REDUCE]
+    named = deployment("tp: 8, inter_node: {kind: infiniband}", "gb200")
+    assert reduce_s(named) == pytest.approx(reduce_s(two) + 2 * 8e-6)
+
+
+def test_sends_take_the_link_that_is_named() -> None:
+    found = deployment("tp: 2, pp: 2, gpus_per_node: 2, inter_node: {kind: tcp, bandwidth: 2.0e+9}")
+    assert found.scope == "inter_node"
+    # Hidden states and residual: 2 MB at 1 GB/s for each of two GPUs.
+    assert found.ops.send["inter_node"](np.array(1e6)) == pytest.approx(60e-6 + 2e-3)
+    assert "tcp" in found.ops.meta.environment["send_recv_inter_node"]
+
+
+def test_the_devices_own_link_by_its_numbers() -> None:
+    own = deployment("tp: 4")
+    named = deployment("tp: 4, intra_node: {bandwidth: 450.0e+9}")
+    assert reduce_s(named, 16e3) == pytest.approx(reduce_s(own, 16e3), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "device", "message"),
+    [
+        ("tp: 8, gpus_per_node: 3", "h100-80g-sxm", "at most 3, the GPUs of a node, or a multiple"),
+        ("tp: 2, intra_node: {kind: nvlink}", "rtx-pro-6000", "bandwidth: is needed for NVLink on"),
+        ("tp: 16, gpus_per_node: 16", "h100-80g-sxm", "gpus_per_node: value 16: must be at most 8"),
+    ],
+)
+def test_links_that_cannot_be(cluster: str, device: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        deployment(cluster, device)

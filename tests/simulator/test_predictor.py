@@ -31,15 +31,6 @@ from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder, cached
 from sarathi_sim.simulator.op_times.iteration import HostTime, IterationCost, WholeLayer
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Skew, Together
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import (
-    Kind,
-    PhysicalSurface,
-    PiecewiseLinear,
-    PooledRoofline,
-    bundle_times,
-    coordinates,
-    decode_surface,
-)
 from tests.sampled import profile_folder
 
 GPT3 = load_model("gpt3-175b")
@@ -49,7 +40,7 @@ SHIPPED = (("a6000", "llama-13b", 1), ("a100-80g-sxm", "llama-2-70b", 4))
 @cache
 def shipped(device: str, model: str, tp: int) -> tuple[Bundle, OpTimes]:
     bundle = load_bundle(profile_folder(device, model, tp))
-    return bundle, bundle_times(bundle)
+    return bundle, regression.bundle_times(bundle)
 
 
 @cache
@@ -106,7 +97,7 @@ def batch(
 
 def predictor(bundle: Bundle, **options: object) -> BundlePredictor:
     settings = {"max_tokens": 512, "max_length": 1024, "max_batch": 8, "num_stages": 2}
-    return BundlePredictor(bundle_times(bundle), **(settings | options))  # type: ignore[arg-type]
+    return BundlePredictor(regression.bundle_times(bundle), **(settings | options))  # type: ignore[arg-type]
 
 
 def test_a_number_takes_what_the_profiled_dtype_takes() -> None:
@@ -193,7 +184,9 @@ def test_tables_agree_with_the_regressions(device: str, model: str, tp: int, lon
     cached = (longest ** rng.uniform(0.1, 0.98, 200)).astype(int)
     mean = (longest ** rng.uniform(0, 0.98, 200)).astype(int)
 
-    def between(op: PhysicalSurface, size: np.ndarray, context: np.ndarray) -> np.ndarray:
+    def between(
+        op: regression.PhysicalSurface, size: np.ndarray, context: np.ndarray
+    ) -> np.ndarray:
         low = context // step * step
         first, second = (op(size, np.maximum(at, 1)) for at in (low, low + step))
         return first + (second - first) * (context - low) / step
@@ -224,7 +217,7 @@ def test_regressions_go_through_the_points_of_the_bundle(device: str, model: str
 
 
 def test_piecewise_linear() -> None:
-    line = PiecewiseLinear([10, 20, 40], [1.0, 3.0, 4.0])
+    line = regression.PiecewiseLinear([10, 20, 40], [1.0, 3.0, 4.0])
     assert line([5, 10, 15, 30, 40, 80]).tolist() == [1.0, 1.0, 2.0, 3.5, 4.0, 8.0]
 
 
@@ -237,14 +230,14 @@ def test_a_surface_recovers_what_it_is_made_of() -> None:
     def features(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.stack([a, b], axis=-1)
 
-    kind = Kind(terms, features)
+    kind = regression.Kind(terms, features)
 
     a, b = (x.ravel() for x in np.meshgrid(np.arange(1.0, 6), np.arange(1.0, 6)))
-    found = PhysicalSurface(a, b, 2 + 0.5 * a + 0.25 * a * b, kind)
+    found = regression.PhysicalSurface(a, b, 2 + 0.5 * a + 0.25 * a * b, kind)
     assert found.coefficients == pytest.approx([2, 0.5, 0.25])
     assert found([2.5, 20.0], [3.5, 30.0]) == pytest.approx([3.25 + 2.1875, 12 + 150])
     # All points on one line: no triangulation, and still the fitted terms.
-    line = PhysicalSurface(a[:5], b[:5], 2 + 0.5 * a[:5], kind)
+    line = regression.PhysicalSurface(a[:5], b[:5], 2 + 0.5 * a[:5], kind)
     assert line([3.0], [1.0]) == pytest.approx([3.5])
 
 
@@ -260,7 +253,7 @@ def test_the_same_points_are_fitted_once_a_process(monkeypatch: pytest.MonkeyPat
     size = np.arange(1.0, 41)
     for time, trees in ((size + 0.5, 3), (size + 0.5, 3), (size + 0.25, 3), (size + 0.5, 4)):
         monkeypatch.setattr(regression, "TREES", trees)
-        decode_surface(size, 8 * size, time)
+        regression.decode_surface(size, 8 * size, time)
     assert fitted == [3, 3, 4]
 
 
@@ -269,7 +262,7 @@ def test_the_same_points_are_fitted_once_a_process(monkeypatch: pytest.MonkeyPat
 def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> None:
     """The predictor's tables say what the one function of costs says, term by term."""
     _, ops = shipped("a100-80g-sxm", "gpt3-175b", 8)
-    each = [PiecewiseLinear([1.0, 512.0], [1e-7, time]) for time in (2e-5, 1e-5)]
+    each = [regression.PiecewiseLinear([1.0, 512.0], [1e-7, time]) for time in (2e-5, 1e-5)]
     changed = dataclasses.replace(
         ops,
         whole_layer=WholeLayer(scale=1.1, extra_s=2e-5, both=0.05, decode=0.1, both_s=1e-5),
@@ -327,12 +320,12 @@ def roofline_s(shape: GemmShape, tokens: np.ndarray) -> np.ndarray:
 
 def test_the_pooled_roofline_is_found_and_continues_a_gemm() -> None:
     tokens = np.array([1, 16, 64, 128, 129, 200, 256, 257, 384, 512, 640, 900, 1000, 1024.0])
-    pooled = PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
+    pooled = regression.PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
     assert pooled.constants == pytest.approx(TRUE, rel=1e-3)
     far = np.array([1025.0, 2000, 4096, 100_000])
     for shape in SHAPES:
         time = roofline_s(shape, tokens)
-        line = PiecewiseLinear(tokens, time, pooled.beyond(shape, tokens, time))
+        line = regression.PiecewiseLinear(tokens, time, pooled.beyond(shape, tokens, time))
         assert line(far) == pytest.approx(roofline_s(shape, far), rel=1e-3)
         assert np.array_equal(line(tokens), time)
 
@@ -340,7 +333,7 @@ def test_the_pooled_roofline_is_found_and_continues_a_gemm() -> None:
 def test_half_of_a_late_deviation_lasts() -> None:
     """A kernel 21 % slower than the roofline is expected to be 10 % slower further on."""
     tokens = np.arange(32.0, 1025, 32)
-    pooled = PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
+    pooled = regression.PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
     slow = 1.21 * roofline_s(SHAPES[0], tokens)
     beyond = pooled.beyond(SHAPES[0], tokens, slow)
     far = np.array([4096.0])
@@ -348,9 +341,9 @@ def test_half_of_a_late_deviation_lasts() -> None:
 
 
 def test_times_beyond_never_fall_below_the_last() -> None:
-    line = PiecewiseLinear([1, 10], [1.0, 5.0], lambda size: size * 0.01)
+    line = regression.PiecewiseLinear([1, 10], [1.0, 5.0], lambda size: size * 0.01)
     assert line([10, 11, 1000]).tolist() == [5.0, 5.0, 10.0]
-    assert PiecewiseLinear([1, 10], [1.0, 5.0])([20, 0.5]).tolist() == [10.0, 1.0]
+    assert regression.PiecewiseLinear([1, 10], [1.0, 5.0])([20, 0.5]).tolist() == [10.0, 1.0]
 
 
 def test_how_far_beyond_a_hull_something_is() -> None:
@@ -371,10 +364,10 @@ def test_a_hull_is_that_of_qhull(seed: int) -> None:
     draw = np.random.default_rng(seed)
     grid = np.stack(np.meshgrid(2.0 ** np.arange(9), 64.0 * np.arange(9)), axis=-1).reshape(-1, 2)
     points = grid[draw.random(len(grid)) < 0.7]
-    exact, region = ConvexHull(coordinates(*points.T)), MeasuredRegion(points)
+    exact, region = ConvexHull(regression.coordinates(*points.T)), MeasuredRegion(points)
     assert not region.outside(points).any()
     wanted = np.concatenate([draw.uniform(0, 600, (4000, 2)), grid, 1.01 * points[exact.vertices]])
-    away = coordinates(*wanted.T) @ exact.equations[:, :2].T + exact.equations[:, 2]
+    away = regression.coordinates(*wanted.T) @ exact.equations[:, :2].T + exact.equations[:, 2]
     beyond = ((wanted < points.min(axis=0)) | (wanted > points.max(axis=0))).any(axis=1)
     assert np.array_equal(region.outside(wanted), beyond | (away > SLACK).any(axis=1))
 
@@ -388,7 +381,7 @@ def test_points_on_a_line_have_a_box_for_a_hull() -> None:
 def test_a_bundles_gemm_is_a_device_models_without_its_waves() -> None:
     """One formula: rates a microsecond here, those of the hardware and efficiencies there."""
     tokens = np.array([1, 100, 128, 200, 1000.0])
-    pooled = PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
+    pooled = regression.PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
     overhead, flops, numbers, p, paid = pooled.constants
     shape = SHAPES[0]
     columns = {"m": tokens, "n": np.full(5, shape.n), "k": np.full(5, shape.k),
@@ -403,7 +396,7 @@ def test_a_bundles_gemm_is_a_device_models_without_its_waves() -> None:
 
 
 #: Calls of 1, 2 and 4 chunks: 100 tokens take 10, 12 and 20 s, 300 tokens 30, 60 and 120.
-ALONE = PiecewiseLinear([100.0, 300.0], [10.0, 30.0])
+ALONE = regression.PiecewiseLinear([100.0, 300.0], [10.0, 30.0])
 CALLS = Together(
     np.array([2.0, 4.0]),
     lambda size: np.array([np.interp(size, [100, 300], [of_100, 30]) for of_100 in (6, 5)]),
@@ -537,9 +530,9 @@ def test_times_with_and_without_cache(tmp_path: Path, monkeypatch: pytest.Monkey
         return [predict._whole, predict._decode_rows, predict._chunk_rows, predict._by_tokens]
 
     monkeypatch.setenv(VARIABLE, "off")
-    without = tables(bundle_times(bundle))
+    without = tables(regression.bundle_times(bundle))
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    assert tables(bundle_times(bundle)) == without
-    again = bundle_times(bundle)
+    assert tables(regression.bundle_times(bundle)) == without
+    again = regression.bundle_times(bundle)
     assert tables(again) == without
     assert "_surface" not in vars(again.prefill) and "_surface" not in vars(again.decode)

@@ -18,32 +18,13 @@ from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.simulator.loop.routers import ROUTERS
 from sarathi_sim.simulator.loop.simulation import SimulationError
-from tests.simulator import simulate
-from tests.simulator.oracle import (
-    POLICIES,
-    System,
-    assert_bitwise_equal,
-    make_requests,
-    predict,
-    systems,
-    with_ranks,
-)
-from tests.simulator.pools import (
-    OTHERS,
-    PoolSystem,
-    any_policies,
-    compare,
-    drawn,
-    pool_requests,
-    pool_systems,
-    sglang_policies,
-    trtllm_policies,
-    vllm_policies,
-)
+from tests.simulator import oracle, pools, simulate
 
 PADDED = ("request_level", True)
 # Padding needs bound micro-batches: request-level batching has no free pool.
-POOLS = [(p, free) for p in sorted(POLICIES) for free in (False, True) if (p, free) != PADDED]
+POOLS = [
+    (p, free) for p in sorted(oracle.POLICIES) for free in (False, True) if (p, free) != PADDED
+]
 
 
 STAGES = pytest.mark.parametrize("stages", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
@@ -57,7 +38,7 @@ TIMES = [(None, False, False), (None, True, True), (40.0, True, False), (40.0, F
 @pytest.mark.parametrize(("policy", "free_pool"), POOLS)
 def test_every_policy(policy: str, stages: int, free_pool: bool) -> None:
     for rate, lazy, blocking in TIMES:
-        system = System(
+        system = oracle.System(
             policy=policy,
             layers=(2,) * stages,
             max_batch=5,
@@ -65,21 +46,21 @@ def test_every_policy(policy: str, stages: int, free_pool: bool) -> None:
             free_pool=free_pool,
             lazy=lazy,
             blocking_send=blocking,
-            requests=make_requests(40, seed=stages, rate=rate),
+            requests=oracle.make_requests(40, seed=stages, rate=rate),
         )
-        assert_bitwise_equal(system.fast(), system.textbook())
+        oracle.assert_bitwise_equal(system.fast(), system.textbook())
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(systems())
-def test_any_system(system: System) -> None:
-    assert_bitwise_equal(system.fast(), system.textbook())
+@given(oracle.systems())
+def test_any_system(system: oracle.System) -> None:
+    oracle.assert_bitwise_equal(system.fast(), system.textbook())
 
 
 @settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(with_ranks(systems()))
-def test_any_ranks_of_micro_batches(system: System) -> None:
-    assert_bitwise_equal(system.fast(), system.textbook())
+@given(oracle.with_ranks(oracle.systems()))
+def test_any_ranks_of_micro_batches(system: oracle.System) -> None:
+    oracle.assert_bitwise_equal(system.fast(), system.textbook())
 
 
 # Pools ---------------------------------------------------------------------------------------
@@ -104,39 +85,39 @@ VARIANTS = {
 PAIRS = [[(None, False, False), (40.0, True, False)], [(40.0, False, False), (None, False, True)]]
 
 
-def compared_events(system: PoolSystem) -> Any:
+def compared_events(system: pools.PoolSystem) -> Any:
     """Compare both; what happened on the first replica (see ``policies/log.py``)."""
-    pool = compare(system).replicas[0].pool
+    pool = pools.compare(system).replicas[0].pool
     assert pool is not None
     return pool.events[:, 1]
 
 
 @pytest.mark.parametrize("caching", [False, True])
 @STAGES
-@pytest.mark.parametrize("name", [*VARIANTS, *OTHERS])
+@pytest.mark.parametrize("name", [*VARIANTS, *pools.OTHERS])
 def test_every_pool(name: str, stages: int, caching: bool) -> None:
     lost = 0
     for rate, lazy, blocking in PAIRS[(stages == 2) ^ caching]:
-        system = PoolSystem(
-            policy=(VARIANTS | OTHERS)[name],
+        system = pools.PoolSystem(
+            policy=(VARIANTS | pools.OTHERS)[name],
             layers=(2,) * stages,
             num_blocks=75,
             caching=caching,
             lazy=lazy,
             blocking_send=blocking,
-            requests=pool_requests(30, seed=stages, rate=rate),
+            requests=pools.pool_requests(30, seed=stages, rate=rate),
         )
         events = compared_events(system)
         lost += (events == LOST).sum()
         if caching and name in VARIANTS:
             assert HIT in events, "nobody hits the prefix cache"
-    assert lost or name in OTHERS, "nobody is preempted"
+    assert lost or name in pools.OTHERS, "nobody is preempted"
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(pool_systems(any_policies()))
-def test_any_pool(system: PoolSystem) -> None:
-    compare(system)
+@given(pools.pool_systems(pools.any_policies()))
+def test_any_pool(system: pools.PoolSystem) -> None:
+    pools.compare(system)
 
 
 DRAFTING = {
@@ -148,7 +129,9 @@ DRAFTING = {
 }
 
 
-DRAFTING_SYSTEMS = pool_systems(vllm_policies() | sglang_policies(mixed=False) | trtllm_policies())
+DRAFTING_SYSTEMS = pools.pool_systems(
+    pools.vllm_policies() | pools.sglang_policies(mixed=False) | pools.trtllm_policies()
+)
 
 
 @pytest.mark.parametrize("caching", [False, True])
@@ -158,15 +141,15 @@ DRAFTING_SYSTEMS = pool_systems(vllm_policies() | sglang_policies(mixed=False) |
 def test_every_pool_with_drafts(name: str, slots: int, caching: bool) -> None:
     lost = 0
     for length in (1, 4):
-        system = PoolSystem(
+        system = pools.PoolSystem(
             policy=DRAFTING[name],
             num_blocks=52,
             caching=caching,
             draft_length=length,
             lookahead=length * (name in VARIANTS),
             draft_slots=slots,
-            acceptance=drawn,
-            requests=pool_requests(30, seed=length, rate=40.0),
+            acceptance=pools.drawn,
+            requests=pools.pool_requests(30, seed=length, rate=40.0),
         )
         lost += (compared_events(system) == LOST).sum()
     assert lost or name in ("sglang", "trtllm"), "nobody is preempted"
@@ -190,7 +173,7 @@ def test_drafts_of_decodes_in_flight_need_kv(policy: Any, blocks: int, late: boo
     Its 18th token is known: it has KV for 17, and verifies 5, and then 5 more at once; else its
     last decode has KV for 18 and verifies 5, beside a drafter of vLLM that needs 4 more."""
     for count, rejected in ((blocks, 0), (blocks - 1, 2)):
-        system = PoolSystem(
+        system = pools.PoolSystem(
             policy=policy,
             num_blocks=count + 1,
             block_size=1,
@@ -199,22 +182,24 @@ def test_drafts_of_decodes_in_flight_need_kv(policy: Any, blocks: int, late: boo
             acceptance=lambda _, known, drafts: drafts if late and known >= 18 else 0,
             requests=[Request(i, 0.0, 10, 10, 10) for i in range(2)],
         )
-        records = compare(system)
+        records = pools.compare(system)
         assert len(records.rejections) == rejected
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    st.one_of(DRAFTING_SYSTEMS, with_ranks(DRAFTING_SYSTEMS)), st.integers(1, 5), st.integers(0, 1)
+    st.one_of(DRAFTING_SYSTEMS, oracle.with_ranks(DRAFTING_SYSTEMS)),
+    st.integers(1, 5),
+    st.integers(0, 1),
 )
-def test_any_pool_with_drafts(system: PoolSystem, length: int, slots: int) -> None:
-    compare(system.with_drafts(length, slots))
+def test_any_pool_with_drafts(system: pools.PoolSystem, length: int, slots: int) -> None:
+    pools.compare(system.with_drafts(length, slots))
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(with_ranks(pool_systems(any_policies())))
-def test_any_ranks_of_pools(system: PoolSystem) -> None:
-    compare(system)
+@given(oracle.with_ranks(pools.pool_systems(pools.any_policies())))
+def test_any_ranks_of_pools(system: pools.PoolSystem) -> None:
+    pools.compare(system)
 
 
 @pytest.mark.parametrize("router", ROUTERS)
@@ -230,15 +215,15 @@ def test_requests_that_arrive_amid_the_decodes_of_ranks(ahead: bool, router: Any
                 zip(np.cumsum(rng.exponential(0.02, 24)), rng.integers(1, 110, 24), strict=True)
             )
         ]
-        system = PoolSystem(
+        system = pools.PoolSystem(
             policy=Vllm(48, 8, async_scheduling=ahead),
             num_blocks=blocks,
             requests=requests,
             ranks=3,
             rank_router=router,
         )
-        compare(system)
-        compare(replace(system, max_in_flight=4, lazy=True, turnaround_s=2e-3, jitter=0.3))
+        pools.compare(system)
+        pools.compare(replace(system, max_in_flight=4, lazy=True, turnaround_s=2e-3, jitter=0.3))
 
 
 def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:
@@ -253,20 +238,22 @@ def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:
         scheduler_reserve_full_isl=False,
     )
     requests = [Request(i, 0.0, 40, 2, 10, 1) for i in range(2)]
-    system = PoolSystem(policy, num_blocks=16, block_size=4, requests=requests)
+    system = pools.PoolSystem(policy, num_blocks=16, block_size=4, requests=requests)
     with pytest.raises(LivelockError, match="no token in 2000 iterations"):
         system.textbook()
     with pytest.raises(SimulationError, match=r"1 running and 1 waiting .* more blocks"):
-        simulate(requests, system.pools(), predict, system.layers)
+        simulate(requests, system.pools(), oracle.predict, system.layers)
     enough = replace(system, num_blocks=26)
-    compare(enough)
+    pools.compare(enough)
 
 
 def test_with_room_for_all_nobody_is_preempted() -> None:
-    system = PoolSystem(policy=VARIANTS["plain"], num_blocks=5000, requests=pool_requests(40))
+    system = pools.PoolSystem(
+        policy=VARIANTS["plain"], num_blocks=5000, requests=pools.pool_requests(40)
+    )
     assert not len(compared_events(system))
     for router in ROUTERS:
-        compare(replace(system, replicas=3, router=router))
+        pools.compare(replace(system, replicas=3, router=router))
 
 
 def test_what_several_of_one_session_generate_is_entered_in_the_order_of_admission() -> None:
@@ -279,7 +266,7 @@ def test_what_several_of_one_session_generate_is_entered_in_the_order_of_admissi
     for i, (prompt, output, most, at, priority, session, until) in enumerate(rows):
         prefix = ((session, until),) if until else ()
         requests.append(Request(i, at * 2.0**-7, prompt, output, most, priority, prefix))
-    system = PoolSystem(
+    system = pools.PoolSystem(
         Vllm(9, 3, scheduling_policy="priority", async_scheduling=True, version="0.32"),
         (1, 1, 2),
         num_blocks=40,
@@ -292,7 +279,7 @@ def test_what_several_of_one_session_generate_is_entered_in_the_order_of_admissi
         requests=requests,
     )
     for _ in range(8):
-        compare(system)
+        pools.compare(system)
 
 
 @pytest.mark.xfail(strict=True, reason="open fault: when is a generated block found?")
@@ -319,8 +306,8 @@ def test_a_hit_after_priorities_under_async_scheduling() -> None:
         async_scheduling=True,
         version="0.32",
     )
-    compare(
-        PoolSystem(
+    pools.compare(
+        pools.PoolSystem(
             policy,
             layers=(1,),
             num_blocks=16,

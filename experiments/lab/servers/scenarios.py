@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from sarathi_sim.policies.request import release_of
-from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
-from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
+from sarathi_sim.profiler.facts.device import DeviceSpec, engine_facts, load_device, memory_class
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.storage.files import data_dir

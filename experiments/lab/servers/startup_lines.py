@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from sarathi_sim.profiler.facts.device import load_device
-from sarathi_sim.profiler.facts.engines import engine_facts, memory_class
+from sarathi_sim.profiler.facts.device import engine_facts, load_device, memory_class
 from sarathi_sim.profiler.facts.formats import KV_BYTES, WEIGHT_BYTES, NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.storage.strict import UserError
