@@ -112,11 +112,11 @@ def run(
         for name, one in found.runs.items() if timeline else ():
             write_trace(one.analysis, shown, folder / name / "timeline.json.gz")
         if figures:
-            from .report.charts import all_run_charts, heading
+            from .report.charts import all_run_charts, run_heading
             from .report.draw import draw_all
 
             charts = all_run_charts(found, shown)
-            draw_all(charts, folder / "figures", progress, heading(found))
+            draw_all(charts, folder / "figures", progress, run_heading(found))
     return found
 
 
@@ -265,10 +265,11 @@ def _laboratory(
 
 def _figures(content: Mapping[str, Any]) -> dict[str, bytes]:
     """The figures of a ``capacity`` or ``recommend``."""
-    from .report.capacity_charts import capacity_charts, heading
+    from .report.capacity_charts import capacity_charts
     from .report.draw import figure_files
+    from .report.section import heading_of
 
-    return figure_files(capacity_charts(content), heading(content))
+    return figure_files(capacity_charts(content), heading_of(content))
 
 
 def workload(
@@ -362,11 +363,12 @@ def compare(
     content = section.words() | found
     if out is not None:
         from .report.draw import draw_all
+        from .report.section import heading_of
 
         with result_folder(Path(out), FIGURES_FORMAT) as folder:
             write_summary(folder, FIGURES_FORMAT, {"plotted": [found["a"], found["b"]]} | content)
             charts = {"comparison": section.charts} if section.charts else {}
-            draw_all(charts, folder / "figures", progress)
+            draw_all(charts, folder / "figures", progress, heading_of(content))
     return Result(content, section, written=written(out))
 
 
@@ -422,23 +424,27 @@ def plot(
     check_replaceable(target, FIGURES_FORMAT)
     if of_sweep:
         from .report.run_answers import read_sweep_section
-        from .report.sweep_charts import sweep_charts
+        from .report.sweep_charts import sweep_charts, sweep_heading
 
         swept, section = read_sweep_section(paths[0])
         charts, note = sweep_charts(swept, metrics, over)
         note = f"{note}; their numbers are in {paths[0] / RESULTS}" if note else ""
         section = replace(section, warnings=[*section.warnings, *filter(None, [note])])
         with result_folder(target, FIGURES_FORMAT) as folder:
-            draw_all(charts, folder, progress, str(swept.summary.get("name")))
+            draw_all(charts, folder, progress, sweep_heading(swept))
             write_summary(folder, FIGURES_FORMAT, {"plotted": [paths[0].name]})
         return Result({}, section, written=[target], rest=RESULTS)
     from .report.charts import run_charts
+    from .report.section import heading_of
+    from .results import read_summary
     from .run.compare import labelled_tables
 
-    tables = {label: table for label, (_, _, table) in labelled_tables(paths).items()}
+    found = labelled_tables(paths)
+    tables = {label: table for label, (_, _, table) in found.items()}
     with result_folder(target, FIGURES_FORMAT) as folder:
         write_summary(folder, FIGURES_FORMAT, {"plotted": sorted(tables)})
-        draw_all(run_charts(tables), folder / "figures", progress)
+        heads = {where: read_summary(where) for where, _, _ in found.values()}
+        draw_all(run_charts(tables), folder / "figures", progress, heading_of(*heads.values()))
     return Result({}, written=[target])
 
 
@@ -603,8 +609,9 @@ def _sensitivity(
         if out is not None:
             from .report.capacity_charts import tornado_charts
             from .report.draw import figure_files
+            from .report.section import heading_of
 
-            figures = figure_files({"tornado": tornado_charts(content)}, content["name"])
+            figures = figure_files({"tornado": tornado_charts(content)}, heading_of(content))
             write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content) | figures)
     return Result(content, section, table=table_of(content), written=written(out, folder))
 

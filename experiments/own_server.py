@@ -240,6 +240,7 @@ def score(
     from .measured.score import score_runs
     from .report.draw import draw_all
     from .report.score_answers import run_distributions, score_section
+    from .report.section import heading_of
     from .results import SCORE_FORMAT, check_replaceable, result_folder, write_summary
 
     experiment = load_experiment(config, changes)
@@ -255,7 +256,7 @@ def score(
             charts = {
                 each.case.name.replace(", ", "_"): run_distributions(each) for each in found.runs
             }
-            draw_all(charts, folder / "figures", progress)
+            draw_all(charts, folder / "figures", progress, heading_of(content))
     return Result(content | section.words(), section, written=written(out))
 
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from sarathi_sim.experiments.own_server import profile as profile
     from sarathi_sim.experiments.own_server import score as score
     from sarathi_sim.experiments.own_server import tune as tune
-    from sarathi_sim.experiments.report.on_axes import plot_cdf as plot_cdf
-    from sarathi_sim.experiments.report.on_axes import plot_completions as plot_completions
-    from sarathi_sim.experiments.report.on_axes import plot_ledger as plot_ledger
-    from sarathi_sim.experiments.report.on_axes import plot_timeline as plot_timeline
+    from sarathi_sim.experiments.report.charts import plot_cdf as plot_cdf
+    from sarathi_sim.experiments.report.charts import plot_completions as plot_completions
+    from sarathi_sim.experiments.report.charts import plot_ledger as plot_ledger
+    from sarathi_sim.experiments.report.charts import plot_timeline as plot_timeline
     from sarathi_sim.experiments.report.section import Result as Result
     from sarathi_sim.experiments.results import Tables as Tables
     from sarathi_sim.experiments.run.experiment import ExperimentResult as ExperimentResult
@@ -48,7 +48,7 @@ _NAMES = {
     "experiments.own_server": "fit profile score tune",
     "experiments.results": "Tables",
     "experiments.run.experiment": "ExperimentResult ScenarioRun",
-    "experiments.report.on_axes": "plot_cdf plot_completions plot_ledger plot_timeline",
+    "experiments.report.charts": "plot_cdf plot_completions plot_ledger plot_timeline",
     "profiler.storage.strict": "UserError",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -613,7 +613,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "replicas": best.scenario.cluster.replicas,
         "deployments": rows,
         "one_fewer": _one_fewer(found, wanted) if carries else None,
-        "screened": [_only_screened(one) for one in found.screened],
+        "screened": [_only_screened(one, found.checked) for one in found.screened],
         **found.weighed.as_json(),
         "dropped": {name: asdict(left) for name, left in found.dropped.items()},
         "far_neighbours": far_neighbours(found) if carries else [],
@@ -668,11 +668,13 @@ def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
     }
 
 
-def _only_screened(one: Screened) -> dict[str, Any]:
+def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, Any]:
     """A rough capacity of all replicas, and the numbers at the largest load that short runs of one
-    replica carried."""
+    replica carried. ``holds_at_rate``: whether runs at the rate kept the SLO, if there were any."""
     option, scale = one.option, one.kept.scale if one.kept is not None else 1
     row: dict[str, Any] = {"name": _named(one), "point": option.point, "replicas": one.replicas}
+    there = checked.get(row["name"])
+    row["holds_at_rate"] = None if there is None else there.verdict.holds
     row |= {"device": " and ".join(option.deployment.gpus)}
     row |= {"stack": option.deployment.pools[-1].scenario.stack}
     row |= {"gpus": option.gpus * one.replicas, "about": one.load * one.replicas, "curve": []}

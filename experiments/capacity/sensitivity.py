@@ -273,7 +273,13 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         "replications": asked.replications,
         "measures": {measure: label(measure, asked.section) for measure in measures},
         "deployments": [
-            {"name": option.name, "gpus": option.gpus, "base": _base(values, option, measures)}
+            {
+                "name": option.name,
+                "model": option.deployment.model.name,
+                "device": option.deployment.device.name,
+                "gpus": option.gpus,
+                "base": _base(values, option, measures),
+            }
             for option in asked.options
         ],
         "rows": rows,

@@ -24,7 +24,7 @@ def assumed(
     """
     found = {
         "traffic": traffic_line(deployment.requests),
-        "arrivals": _arrivals(deployment.scenario.workload, searched),
+        "arrivals": arrivals_line(deployment.scenario.workload, searched),
         **_by_pool(deployment, "engine", lambda pool: _defaults(pool, varied)),
         **_by_pool(deployment, "formats", _formats),
     }
@@ -41,7 +41,8 @@ def _by_pool(
     return {f"{pool} {topic}": said for pool, said in zip(POOLS, found, strict=True)}
 
 
-def _arrivals(workload: Workload, searched: str | None) -> str:
+def arrivals_line(workload: Workload, searched: str | None) -> str:
+    """When requests arrive, in words."""
     given = workload.arrivals
     if searched == "clients":
         return "clients, each with a next request when it has its answer; their number is searched"

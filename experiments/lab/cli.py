@@ -22,7 +22,7 @@ from ..options import (
     written,
 )
 from ..own_server import PROFILES
-from ..report.section import Result, Section, Table, write_section
+from ..report.section import Result, Section, Table, enumerated, heading, write_section
 
 DatasetsOption = Annotated[
     Path | None,
@@ -109,7 +109,8 @@ def score(
             write_section(folder, replace(section, charts=median_errors(content.get("groups", {}))))
             scored.write(folder)
             if charts := score_charts(scored):
-                draw_all(charts, folder / "figures", progress)
+                about = enumerated([Path(file).stem for file in files])
+                draw_all(charts, folder / "figures", progress, about)
     return _answered(content, section, out)
 
 
@@ -188,7 +189,12 @@ def validate(
         (scratch / VALIDATION).write_bytes(json_bytes(content | section.words()))
         write_section(scratch, section)
         iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
-        draw_all(validation_charts(outcomes), scratch / "figures", progress)
+        about = heading(
+            experiment.name,
+            [cell.model.name for cell in cells],
+            [str(cell.scenario.device) for cell in cells],
+        )
+        draw_all(validation_charts(outcomes), scratch / "figures", progress, about)
     differ = any(cell["parity"] < 1 for cell in content["cells"].values())
     return _answered(content, section, folder, code=int(differ))
 

@@ -160,8 +160,15 @@ class ScoredRuns:
     runs: Sequence[ScoredRun]
 
     def content(self) -> dict[str, Any]:
-        """As ``score --json`` prints it: ``runs`` by name."""
-        return {"runs": {each.case.name: each.content() for each in self.runs}}
+        """As ``score --json`` prints it: ``runs`` by name, and what served them."""
+        served = {each.case.name: each.case.deployment for each in self.runs}
+        return {
+            "deployments": {
+                name: {"model": one.model.name, "device": one.device.name}
+                for name, one in served.items()
+            },
+            "runs": {each.case.name: each.content() for each in self.runs},
+        }
 
     def write(self, folder: Path) -> None:
         """``requests.csv``, a row a request: its run, lengths, and the measures as measured and as

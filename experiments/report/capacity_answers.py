@@ -400,7 +400,8 @@ def _options(found: Row, lines: int, notes: Sequence[str]) -> list[Table]:
     cheapest first: as many as fit in so many ``lines``."""
     rate, currency = found["rate"], found["prices"]["currency"]
     able = [one for one in found["deployments"] if one["carries"]] or found["deployments"]
-    every, first, rows = [*able, *found["screened"]], dict[object, Row](), list[Row]()
+    some = [one for one in found["screened"] if one.get("holds_at_rate") is not False]
+    every, first, rows = [*able, *some], dict[object, Row](), list[Row]()
     several = len({(one["device"], one["stack"]) for one in every}) > 1
 
     def price(one: Row) -> tuple[bool, float, float]:

@@ -16,10 +16,10 @@ from sarathi_sim.simulator.views.metrics import number_text
 from ..capacity.slo import UNITS
 from ..run.ranking import pareto_front
 from .charts import axis_of
-from .palette import BLACK, BLUE, VERMILION, line_styles
-from .section import Axis, Chart, Series, enumerated
+from .palette import BLACK, GREY, ORANGE, SKY, Style, line_styles, policy_styles
+from .section import Axis, Chart, Series
 
-MOST_LINES = 7
+MOST_LINES = 6
 Deployments = Sequence[Mapping[str, Any]]
 
 
@@ -27,24 +27,25 @@ def capacity_charts(found: Mapping[str, Any]) -> dict[str, list[Chart]]:
     """The charts of a ``capacity`` or ``recommend``, from its summary, by the name of their
     figure: ``headroom``, and a front for each pair of metrics."""
     every, screened = probed(found)
-    most = sorted(every, key=lambda one: -(one["capacity"] or 0.0))[:MOST_LINES]
+    count = MOST_LINES - bool(screened)
+    most = sorted(every, key=lambda one: -(one["capacity"] or 0.0))[:count]
     drawn = [one for one in every if one in most]
     unit, currency = UNITS[found["load"]], found["prices"]["currency"]
     charts = {"headroom": headroom_charts(drawn, unit)}
     charts |= frontier_charts(drawn, unit, currency, screened)
     left = f" Of {len(every)} deployments those with most capacity are drawn."
     return {
-        name: [replace(one, caption=one.caption + left * (len(every) > len(drawn))) for one in some]
+        name: [replace(one, caption=one.caption + left * (len(every) > count)) for one in some]
         for name, some in charts.items()
         if some
     }
 
 
-def heading(found: Mapping[str, Any]) -> str:
-    """What stands above the figures: the question's name, the model, the GPUs and the SLO."""
-    on = dict.fromkeys(one["device"] for one in found["deployments"])
-    what = filter(None, (found.get("model", ""), enumerated(list(on))))
-    return f"{found['name']}: {' on '.join(what)}; {found['slo']}"
+def styles(drawn: Deployments) -> list[Style]:
+    """Colour and dash of each deployment, after its policy; where one is not known, of lines."""
+    policies = [str(one.get("policy", "")) for one in drawn]
+    some = policy_styles(policies) if all(policies) else line_styles()
+    return [style for _, style in zip(drawn, some, strict=False)]
 
 
 def probed(found: Mapping[str, Any]) -> tuple[Deployments, Deployments]:
@@ -61,34 +62,24 @@ def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
 
 
 def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
-    series, over, full = [], list[tuple[float, float]](), list[tuple[float, float]]()
-    for one, style in zip(drawn, line_styles(), strict=False):
-        loads = np.array([probe["load"] for probe in one["curve"]], float)
-        parts = np.array([probe["stress"].get(clause) or 0.01 for probe in one["curve"]], float)
+    series, full, most = list[Series](), list[tuple[float, float]](), 1.0
+    for one, style in zip(drawn, styles(drawn), strict=True):
+        probes = [probe for probe in one["curve"] if not probe["overloaded"]]
+        loads = np.array([probe["load"] for probe in probes], float)
+        parts = np.array([probe["stress"].get(clause) or 0.01 for probe in probes], float)
         series.append(Series("line", one["name"], loads, parts, *style, marks=True))
-        at = one.get("at_capacity") or {}
-        for probe, load, part in zip(one["curve"], loads, parts, strict=True):
-            over += [(load, part)] if probe["overloaded"] else []
-            full += [(load, part)] if probe["run"] == at.get("run") else []
-    for name, places in (("at its capacity", full), ("overloaded", over)):
-        if places:
-            x, y = np.array(places).T
-            series.append(Series("points", name, x, y, BLACK))
-    most = max((float(one.y.max()) for one in series), default=1.0)
-    up = Axis(
-        "share of the limit (%)",
-        shares=True,
-        ends=(0.0, min(max(1.05 * most, 1.5), 2.1)),
+        at, most = one.get("at_capacity") or {}, max(most, *parts.tolist())
+        runs = [probe["run"] == at.get("run") for probe in probes]
+        full += zip(loads[runs].tolist(), parts[runs].tolist(), strict=True)
+    if full:
+        x, y = np.array(full).T
+        series.append(Series("points", "at its capacity", x, y, BLACK))
+    up = Axis("share of the limit (%)", shares=True, ends=(0.0, min(max(1.05 * most, 1.5), 2.1)))
+    caption = (
+        "Above the line the SLO breaks. A line ends where its deployment is overloaded, or beyond "
+        "twice the limit."
     )
-    caption = "Above the line the SLO breaks; a probe at more than twice the limit is cut off."
-    return Chart(
-        f"Headroom: {clause}",
-        Axis(f"load ({unit})"),
-        up,
-        series,
-        caption,
-        level=1.0,
-    )
+    return Chart(f"Headroom: {clause}", Axis(f"load ({unit})"), up, series, caption, level=1.0)
 
 
 # Pareto fronts ---------------------------------------------------------------------------------
@@ -133,7 +124,7 @@ def points(
         for probe in one.get("curve", ()):
             row = {key: probe[key] for key in _OF_PROBE}
             stress = np.nan if probe["overloaded"] else max(*probe["stress"].values(), 1e-2)
-            row |= {"deployment": one["name"], STRESS: stress}
+            row |= {"deployment": one["name"], "policy": one.get("policy", ""), STRESS: stress}
             at = one.get("at_capacity") or {}
             row |= {"group": group, "full": group == SCREENED or probe["run"] == at.get("run")}
             row |= {COST: probe[COST]} if COST in probe else {}
@@ -159,7 +150,8 @@ def cheapest(rows: pd.DataFrame) -> tuple[Floats, Floats]:
 
 def numbered(table: pd.DataFrame, best: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Whether a point has its load beside it: on the front, and at a capacity."""
-    return np.asarray(table["full"] | table.index.isin(best.index))
+    full = table["full"] & (table["group"] != SCREENED)
+    return np.asarray(full | table.index.isin(best.index))
 
 
 def frontier_charts(
@@ -179,20 +171,23 @@ def axis_name(key: str, currency: str) -> str:
     return f"{NAMES[key]} ({currency})" if key == COST and currency else NAMES[key]
 
 
-_FRONT = (
-    "A point is a deployment under a load, which stands beside it on the front and at capacities. "
-    "The dashed line joins those that no other one beats in both (of two latencies: where each "
-    "deployment serves all it can)."
-)
-_RELAXED = "Steps: what each deployment costs when all limits are so many times what is asked. "
+_FRONT = "A point is a deployment under a load."
+_LOADS = "The load stands beside it on the front and at capacities, where there is room."
+_JOINED = "The dashed line joins those that no other one beats in both"
+_RELAXED = "Steps: what each deployment costs when all limits are so many times what is asked."
 
 
 def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Chart:
     table = table.reset_index(drop=True)
     table[[x, y]] = table[[x, y]].astype(float)
     best, relaxed, series = front(table, x, y), x == STRESS, []
-    labelled = numbered(table, best)
-    for (name, rows), style in zip(table.groupby("group", sort=False), line_styles(), strict=False):
+    labelled = numbered(table, best) & (not relaxed)
+    parts = dict(list(table.groupby("group", sort=False)))
+    grouped = [
+        {"policy": rows["policy"].iloc[0]} for name, rows in parts.items() if name != SCREENED
+    ]
+    looks = [*styles(grouped), Style(GREY, "-")]
+    for (name, rows), style in zip(parts.items(), looks, strict=False):
         said = [
             f"{row['deployment']}: {number_text(row['load'])} {unit}, "
             f"{'holds' if row['holds'] else 'breaks'} the SLO"
@@ -200,27 +195,22 @@ def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Cha
         ]
         loads = [number_text(load) for load in rows["load"]]
         texts = [t if seen else "" for t, seen in zip(loads, labelled[rows.index], strict=True)]
+        about: dict[str, Any] = {"more": {"deployment": said}, "links": rows["run"].tolist()}
         places = (rows[x].to_numpy(), rows[y].to_numpy())
-        series.append(
-            Series(
-                *("points", str(name), *places, style.colour),
-                more={"deployment": said},
-                texts=texts,
-                links=rows["run"].tolist(),
-            )
-        )
+        series.append(Series("points", str(name), *places, style.colour, texts=texts, **about))
         if relaxed and name != SCREENED:
-            series.append(Series("step", str(name), *cheapest(rows), style.colour))
-    line = (best[x].to_numpy(), best[y].to_numpy())
-    series.append(Series("step" if relaxed else "line", "the front", *line, BLACK, "--"))
-    along = axis_of([table[x]], axis_name(x, currency))
+            series.append(Series("step", str(name), *cheapest(rows), *style))
+    along, up = axis_of([table[x]], axis_name(x, currency)), Axis(axis_name(y, currency))
     if relaxed:
-        along = Axis(f"{NAMES[x]}, log scale", log=True)
-    up = Axis(axis_name(y, currency))
-    caption = (_RELAXED if relaxed else "") + _FRONT
+        along, caption = Axis(f"{NAMES[x]}, log scale", log=True), f"{_FRONT} {_RELAXED}"
+    else:
+        line = (best[x].to_numpy(), best[y].to_numpy())
+        series.append(Series("line", "the front", *line, BLACK, "--"))
+        two = " (where each deployment serves all it can)" * (not {x, y} & set(_GAINS))
+        caption = f"{_FRONT} {_LOADS} {_JOINED}{two}."
     edge = 1.0 if relaxed else None
-    heading = f"{NAMES[y]} against {NAMES[x]}"
-    return Chart(heading, along, up, series, caption, edge=edge, link=_LINK)
+    about_both = f"{NAMES[y]} against {NAMES[x]}"
+    return Chart(about_both, along, up, series, caption, edge=edge, link=_LINK)
 
 
 MOST_PANELS, MOST_BARS = 12, 14
@@ -250,37 +240,20 @@ def sides(content: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:
-    """A chart for each deployment and measure: the effect of each factor, the largest on top."""
+    """A chart for each deployment and measure, all of one scale: the effect of each factor, the
+    largest on top."""
+    shown = [(key, rows[:MOST_BARS]) for key, rows in panels(content).items()][:MOST_PANELS]
+    changes = [row[end] for _, rows in shown for row in rows for end in ("low_pct", "high_pct")]
+    most = 1.05 * float(np.nanmax(np.abs(np.array([*changes, 1.0], float))))
     charts = []
-    for key, rows in list(panels(content).items())[:MOST_PANELS]:
-        some = rows[:MOST_BARS]
-        looks = zip(
-            ("low_pct", "high_pct"),
-            (BLUE, VERMILION),
-            sides(content),
-            strict=True,
-        )
+    for key, some in shown:
+        looks = zip(("low_pct", "high_pct"), (ORANGE, SKY), sides(content), strict=True)
         places = np.arange(len(some), dtype=float)
         series = [
-            Series(
-                "bars",
-                name,
-                np.array([row[end] for row in some], float),
-                places,
-                colour,
-            )
+            Series("bars", name, np.array([row[end] for row in some], float), places, colour)
             for end, colour, name in looks
         ]
         factors = Axis("", rows=[row["factor"] for row in some])
-        caption = "Each factor is changed by itself."
-        charts.append(
-            Chart(
-                title(content, *key),
-                Axis("change (%)"),
-                factors,
-                series,
-                caption,
-                edge=0.0,
-            )
-        )
+        along, caption = Axis("change (%)", ends=(-most, most)), "Each factor is changed by itself."
+        charts.append(Chart(title(content, *key), along, factors, series, caption, edge=0.0))
     return charts

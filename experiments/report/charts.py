@@ -1,19 +1,22 @@
-"""Charts of runs and workloads, as data: a figure of ``run`` and a report's page show the same."""
+"""Charts of runs and workloads, as data: a figure of ``run`` and a report's page show the
+same, and so do the user's own axes (docs/library.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.requests import without_times
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import METRICS, Analysis, Metric, number_text, with_unit
+from ..config.assumptions import arrivals_line
 from ..results import Tables
-from ..run.experiment import ExperimentResult
+from ..run.experiment import ExperimentResult, ScenarioRun
 from .palette import (
     BLACK,
     BLUE,
@@ -26,23 +29,28 @@ from .palette import (
     VERMILION,
     YELLOW,
     Style,
+    line_colour,
     policy_colour,
     policy_styles,
 )
-from .section import Axis, Chart, Series, enumerated, first_upper
+from .section import Axis, Chart, Series, first_upper, heading
 from .timeline import (
     KINDS,
     StageSlices,
     Window,
     bubble_name,
     busy_shares,
+    joined,
     memory_curves,
     stage_slices,
 )
 
-_MOST_POINTS = 1000
-MOST_ROWS = 16
-"""Rows of a timeline in a file."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_POINTS, _INSTANTS = 1000, 240
+MOST_ROWS, _MOST_BOXES = 16, 250
+"""Rows of a timeline in a file, and boxes in a row."""
 WIDE = 20.0
 """The largest value over the first decile, from which on an axis is logarithmic."""
 
@@ -80,12 +88,8 @@ def axis_of(values: Iterable[Any], label: str, **options: Any) -> Axis:
     high = float(positive.max())
     if high > WIDE * np.quantile(positive, 0.1):
         low = float(np.quantile(positive, 0.01))
-        return Axis(
-            f"{label}, log scale",
-            log=True,
-            ends=(low / 1.5, 1.5 * high),
-            **options,
-        )
+        ends = (low / 1.5, 1.5 * high)
+        return Axis(f"{label}, log scale", log=True, ends=ends, **options)
     return Axis(label, ends=(0.0, 1.05 * high), **options)
 
 
@@ -124,13 +128,7 @@ def cdf(key: str, tables: Mapping[str, Tables]) -> Chart:
     caption = "" if along.log or any(values.any() for values in seen) else "All are zero."
     of = "all tokens" if key == "tbt_s" else "requests"
     up = Axis(f"share of {of} (%)", ends=(0.0, 1.02), shares=True)
-    return Chart(
-        CDFS.get(key, first_upper(metric.name)),
-        along,
-        up,
-        series,
-        caption,
-    )
+    return Chart(CDFS.get(key, first_upper(metric.name)), along, up, series, caption)
 
 
 def distribution(table: Tables, key: str) -> tuple[Floats, Floats]:
@@ -175,47 +173,63 @@ def steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def completions(tables: Mapping[str, Tables]) -> Chart:
-    """Completed requests over time, one line per scenario; and arrivals, if all share them."""
-    arrivals = [np.sort(table.requests["arrival_s"].to_numpy()) for table in tables.values()]
-    series = []
-    alike = all(np.array_equal(arrivals[0], other) for other in arrivals[1:])
-    if alike and arrivals[0][-1] > arrivals[0][0]:
-        counted = steps(arrivals[0], np.arange(1.0, len(arrivals[0]) + 1))
-        series.append(Series("step", "arrived", *counted, GREY))
+    """Completed requests over time, a line a scenario. Where requests arrive one after the other,
+    those that have arrived and are not complete: the completed ones follow the arrivals."""
+    some = [table.requests for table in tables.values()]
+    arrives = any(one["arrival_s"].max() > one["arrival_s"].min() for one in some)
+    end = max(1e-9, *(float(one["finish_s"].max()) for one in some if len(one)))
+    when, series = np.linspace(0.0, end, _INSTANTS), []
     for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
         finish = np.sort(table.requests["finish_s"].dropna().to_numpy())
         said = f"all after {number_text(finish[-1])} s" if len(finish) else "nothing finished"
-        counted = steps(finish, np.arange(1.0, len(finish) + 1))
+        if arrives:
+            served = table.requests.dropna(subset=["finish_s"])
+            came = np.searchsorted(np.sort(served["arrival_s"].to_numpy()), when, "right")
+            left = np.searchsorted(finish, when, "right")
+            counted = (when, (came - left).astype(float))
+        else:
+            counted = steps(finish, np.arange(1.0, len(finish) + 1))
         series.append(Series("step", f"{name}: {said}", *counted, *style))
-    time, count = Axis("time (s)", ends=(0.0, None)), Axis("requests completed", ends=(0.0, None))
-    return Chart("Completed requests", time, count, series)
+    what = "requests in the system" if arrives else "requests completed"
+    time, count = Axis("time (s)", ends=(0.0, None)), Axis(what, ends=(0.0, None))
+    return Chart(first_upper(what), time, count, series)
 
 
 def ledger(tables: Mapping[str, Tables]) -> list[Chart]:
     """Each stage's time by account in percent of the run, averaged over replicas: a chart a
-    scenario."""
+    scenario; one for all without a pipeline, a row a scenario."""
     shares = {name: stage_shares(table.ledger) for name, table in tables.items()}
-    largest = pd.concat([share.max() for share in shares.values()], axis=1).max(axis=1)
-    used = [key for key in ACCOUNTS if key in largest.nlargest(_MOST_ACCOUNTS).index]
-    used = [key for key in used if largest[key] > 5e-5]
-    charts = []
+    titles, parts = list[str](), list[tuple[str, pd.DataFrame, list[str], str]]()
     for (name, table), share in zip(tables.items(), shares.values(), strict=True):
-        replicas, left, series = table.ledger["replica"].nunique(), np.zeros(len(share)), []
-        rows = np.arange(len(share), dtype=float)
-        for key in used:
-            colour, label = ACCOUNTS[key]
-            right = left + 100 * share[key].to_numpy(np.float64)
-            series.append(Series("bars", label, right, rows, colour, start=left))
-            left = right
-        rest = 100 * share.drop(columns=used).to_numpy(np.float64).sum(axis=1)
-        if rest.max() > 0.05:
-            series.append(Series("bars", "other", left + rest, rows, OTHER, start=left))
+        replicas = table.ledger["replica"].nunique()
         where = f", mean of {replicas} replicas" if replicas > 1 else ""
-        title = f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy"
-        rows_of = Axis("", rows=[f"stage {stage}" for stage in share.index])
-        along = Axis("share of the run (%)", ends=(0.0, 100.0))
-        charts.append(Chart(title, along, rows_of, series, colour=policy_colour(table.policy)))
-    return charts
+        titles.append(f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy")
+        stages = [f"stage {stage}" for stage in share.index]
+        parts.append((titles[-1], share, stages, policy_colour(table.policy)))
+    every = pd.concat(shares.values())
+    if not _pipelined(tables):
+        parts = [("Time by account", every, titles, BLACK)]
+    largest = every[list(ACCOUNTS)].max().nlargest(_MOST_ACCOUNTS)
+    used = [key for key in ACCOUNTS if largest.get(key, 0.0) > 5e-5]
+    along = Axis("share of the run (%)", ends=(0.0, 100.0))
+    return [
+        Chart(title, along, Axis("", rows=rows), _accounts(share, used), colour=colour)
+        for title, share, rows, colour in parts
+    ]
+
+
+def _accounts(share: pd.DataFrame, used: Sequence[str]) -> list[Series]:
+    """A row of boxes for each row of shares; the accounts that are not ``used`` are one."""
+    left, rows, series = np.zeros(len(share)), np.arange(len(share), dtype=float), []
+    for key in used:
+        colour, label = ACCOUNTS[key]
+        right = left + 100 * share[key].to_numpy(np.float64)
+        series.append(Series("bars", label, right, rows, colour, start=left))
+        left = right
+    rest = 100 * share.drop(columns=list(used)).to_numpy(np.float64).sum(axis=1)
+    if rest.max() > 0.05:
+        series.append(Series("bars", "other", left + rest, rows, OTHER, start=left))
+    return series
 
 
 def stage_shares(table: pd.DataFrame) -> pd.DataFrame:
@@ -240,63 +254,63 @@ def timelines(
     charts = []
     for (name, analysis), policy in zip(analyses.items(), policies, strict=True):
         stages = stage_slices(analysis, window)
-        charts.append(_timeline(name, analysis, stages, view, most, policy_colour(policy)))
+        shown, caption = stages[:most], ""
+        if window == view and sum(len(one.row) for one in shown) > _MOST_BOXES * len(shown):
+            caption = "Boxes are joined: a 500th of the time has the colour of what takes most."
+            every = [joined(stage, window) for stage in shown]
+            parts = [[dict(zip(("start", "end"), one[kind], strict=True)) for one in every]
+                     for kind in range(len(KINDS) + 1)]  # fmt: skip
+        else:
+            parts = [[_worked(analysis, s, kind) for s in shown] for kind in range(len(KINDS))]
+            parts.append([_idle(stage) for stage in shown])
+        kinds = zip((*KINDS, "bubble"), parts, strict=True)
+        series = [
+            _boxes(kind, some) for kind, some in kinds if any(len(one["end"]) for one in some)
+        ]
+        more = f" (first {len(shown)} of {len(stages)} rows)" if len(stages) > most else ""
+        along = Axis("time (s)", ends=(view.start_s, view.end_s))
+        rows, colour = Axis("", rows=_rows(stages)[:most]), policy_colour(policy)
+        charts.append(Chart(name + more, along, rows, series, caption, colour=colour))
     return charts
 
 
-def _timeline(
-    name: str, analysis: Analysis, stages: list[StageSlices], view: Window, most: int, colour: str
-) -> Chart:
-    shown = stages[:most]
-    series = [_worked(analysis, shown, kind) for kind in range(len(KINDS))]
-    series.append(_idle(shown))
-    one_replica = len({stage.replica for stage in stages}) == 1
-    if shown and shown[0].rank:
-        rows = [stage.label for stage in shown]
-    elif one_replica:
-        rows = [f"stage {stage.stage}" for stage in shown]
-    else:
-        several = len({stage.stage for stage in stages}) > 1
-        rows = [f"{s.called}:{s.stage}" if several else s.called for s in shown]
-        rows = [f"replica {row}" if row.isdecimal() else row for row in rows]
-    more = f" (first {len(shown)} of {len(stages)} rows)" if len(stages) > most else ""
-    along = Axis("time (s)", ends=(view.start_s, view.end_s))
-    drawn = [one for one in series if len(one.x)]
-    return Chart(name + more, along, Axis("", rows=rows), drawn, colour=colour)
+def _rows(stages: Sequence[StageSlices]) -> list[str]:
+    """The names of stages, ranks or replicas."""
+    if stages and stages[0].rank:
+        return [stage.label for stage in stages]
+    if len({stage.replica for stage in stages}) == 1:
+        return [f"stage {stage.stage}" for stage in stages]
+    several = len({stage.stage for stage in stages}) > 1
+    rows = [f"{s.called}:{s.stage}" if several else s.called for s in stages]
+    return [f"replica {row}" if row.isdecimal() else row for row in rows]
 
 
-def _worked(analysis: Analysis, stages: Sequence[StageSlices], kind: int) -> Series:
+def _boxes(name: str, parts: Sequence[Mapping[str, Any]]) -> Series:
+    """The boxes of a kind: starts, ends and what else is known of them, of each row."""
+    rows = np.repeat(np.arange(len(parts), dtype=float), [len(one["end"]) for one in parts])
+    more = {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
+    colour, start, end = KIND_COLOURS.get(name, VERMILION), more.pop("start"), more.pop("end")
+    faint = name == "bubble"
+    return Series("gantt", name, end, rows, colour, start=start, faint=faint, more=more)
+
+
+def _worked(analysis: Analysis, stage: StageSlices, kind: int) -> dict[str, Any]:
     """The batches of a kind."""
-    parts: dict[str, list[Any]] = {"prompt tokens": [], "decodes": []}
-    start, end, rows = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
-    for row, stage in enumerate(stages):
-        chosen = stage.kind == kind
-        columns = analysis.records.replicas[stage.replica].iterations
-        which = stage.row[chosen]
-        parts["prompt tokens"].append(columns["prefill_tokens"][which].astype(np.int32))
-        parts["decodes"].append(columns["decodes"][which].astype(np.int32))
-        start.append(stage.start[chosen])
-        end.append(stage.finish[chosen])
-        rows.append(np.full(int(chosen.sum()), row))
-    x, y, begun = (np.concatenate(each) for each in (end, rows, start))
-    more = {name: np.concatenate([np.zeros(0, np.int32), *each]) for name, each in parts.items()}
-    colour = KIND_COLOURS[KINDS[kind]]
-    return Series("gantt", KINDS[kind], x, y, colour, start=begun, more=more)
+    chosen = stage.kind == kind
+    columns, which = analysis.records.replicas[stage.replica].iterations, stage.row[chosen]
+    return {
+        "start": stage.start[chosen],
+        "end": stage.finish[chosen],
+        "prompt tokens": columns["prefill_tokens"][which].astype(np.int32),
+        "decodes": columns["decodes"][which].astype(np.int32),
+    }
 
 
-def _idle(stages: Sequence[StageSlices]) -> Series:
+def _idle(stage: StageSlices) -> dict[str, Any]:
     """The idle time before batches, and why."""
-    x, y, start = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
-    why = list[str]()
-    for row, stage in enumerate(stages):
-        chosen = stage.bubble_s > 0
-        start.append(stage.bubble_start[chosen])
-        x.append(stage.start[chosen])
-        y.append(np.full(int(chosen.sum()), row))
-        why += [bubble_name(kind) for kind in stage.bubble_kind[chosen]]
-    ends, rows, begun = (np.concatenate(each) for each in (x, y, start))
-    about = {"why": np.array(why, dtype=object)}
-    return Series("gantt", "bubble", ends, rows, VERMILION, start=begun, faint=True, more=about)
+    chosen = stage.bubble_s > 0
+    why = np.array([bubble_name(kind) for kind in stage.bubble_kind[chosen]], dtype=object)
+    return {"start": stage.bubble_start[chosen], "end": stage.start[chosen], "why": why}
 
 
 def overviews(analyses: Mapping[str, Analysis]) -> list[Chart]:
@@ -305,14 +319,17 @@ def overviews(analyses: Mapping[str, Analysis]) -> list[Chart]:
     for name, analysis in analyses.items():
         edges, shares = busy_shares(analysis)
         series = [
-            Series("step", kind, edges[:-1], share, KIND_COLOURS[kind])
+            Series("step", kind, edges[:-1], share, line_colour(KIND_COLOURS[kind]))
             for kind, share in zip(KINDS, shares, strict=True)
+            if share.any()
         ]
         up = Axis("share of the stages' time (%)", ends=(0.0, 1.0), shares=True)
         charts.append(Chart(f"The whole run: {name}", Axis("time (s)"), up, series))
     return charts
 
 
+_FAR = 5
+"""A limit is drawn if it is less than so many times what was used."""
 _MEMORY = ("KV cache in use (%)", "tokens of an iteration", "sequences of an iteration")
 
 
@@ -329,26 +346,31 @@ def occupancy(
                 x, y = curves[number]
                 seen = ~np.isnan(y)
                 series.append(Series("line", name, x[seen], y[seen], *style))
-        ends = [series[0].x[0], max(float(one.x[-1]) for one in series)] if series else []
-        for budget in sorted(set(budgets.values())) if ends and number == 1 else ():
-            said = "token budget of an iteration"
-            series.append(Series("line", said, ends, [budget, budget], GREY, ":"))
-        if series:
-            up = Axis(label, ends=(0.0, None))
-            charts.append(
-                Chart(first_upper(label.partition(" (")[0]), Axis("time (s)"), up, series)
-            )
+        if not series:
+            continue
+        caption, said = "", "token budget of an iteration"
+        ends = [series[0].x[0], max(float(one.x[-1]) for one in series)]
+        most = max(float(one.y.max()) for one in series)
+        for budget in sorted(set(budgets.values())) if number == 1 else ():
+            if budget < _FAR * most:
+                series.append(Series("line", said, ends, [budget, budget], GREY, ":"))
+            else:
+                caption += f"A {said}, {budget:,}, is far above. "
+        name, up = first_upper(label.partition(" (")[0]), Axis(label, ends=(0.0, None))
+        charts.append(Chart(name, Axis("time (s)"), up, series, caption.strip()))
     return charts
 
 
-def heading(found: ExperimentResult) -> str:
-    """What stands above the figures of a run: its name, model, GPU and load."""
+def run_heading(found: ExperimentResult) -> str:
+    """What stands above the figures of a run."""
     used = [run.deployment for run in found.runs.values()]
-    what = enumerated(list(dict.fromkeys(one.model.name for one in used)))
-    on = enumerated(list(dict.fromkeys(one.device.name for one in used)))
+    pools = [pool for one in used for pool in one.pools]
+    loads = {arrivals_line(one.scenario.workload, None) for one in used}
     counts = {len(one.requests) for one in used}
-    requests = f", {counts.pop():,} requests" if len(counts) == 1 else ""
-    return f"{found.experiment.name}: {what} on {on}{requests}"
+    load = f"{counts.pop():,} requests" if len(counts) == 1 else ""
+    load += f", {loads.pop()}" if load and len(loads) == 1 else ""
+    models, gpus = [one.model.name for one in pools], [one.device.name for one in pools]
+    return heading(found.experiment.name, models, gpus, load)
 
 
 def all_run_charts(found: ExperimentResult, window: Window) -> dict[str, list[Chart]]:
@@ -383,34 +405,33 @@ def workload_charts(requests: Sequence[Request], clients: int | None = None) -> 
     share = Axis("share of requests (%)", ends=(0.0, 1.0), shares=True)
     lengths = [
         Series("step", name, *steps(*cumulative(values)), colour)
-        for values, name, colour in ((prompt, "prompt", BLUE), (output, "output", VERMILION))
+        for values, name, colour in (
+            (prompt, "prompt tokens", BLUE),
+            (output, "output tokens", VERMILION),
+        )
     ]
     some = slice(None, None, -(-len(requests) // _MOST_ARRIVALS))
     both = Series("points", "", prompt[some], output[some], GREY)
     note = ""
     if arrival_s[-1] <= arrival_s[0]:
         note = without_times(clients)
+    along, up = (Axis(f"{name} tokens, log scale", log=True) for name in ("prompt", "output"))
     charts = [
         Chart("Lengths", Axis("tokens, log scale", log=True), share, lengths, note),
-        Chart(
-            "Each request",
-            Axis("prompt tokens, log scale", log=True),
-            Axis("output tokens, log scale", log=True),
-            [both],
-        ),
+        Chart("Each request", along, up, [both]),
     ]
     return charts if note else [*charts, *_arrivals(arrival_s, share)]
 
 
 def _arrivals(arrival_s: Floats, share: Axis) -> list[Chart]:
     counts, edges = np.histogram(arrival_s, _BINS)
-    rates = Series("step", "", edges[:-1], counts / np.diff(edges), BLUE)
-    rate = Axis("requests a second", ends=(0.0, None))
+    rates = Series("step", "", edges[:-1], counts / np.diff(edges), GREEN)
+    rate = Axis("arrivals (requests/s)", ends=(0.0, None))
     between = np.diff(arrival_s)
     wait = np.linspace(0, float(np.quantile(between, 0.995)), 200)
     poisson = 1 - np.exp(-wait / between.mean())
     gaps = [
-        Series("step", "gaps", *steps(*cumulative(between)), BLUE),
+        Series("step", "gaps between arrivals", *steps(*cumulative(between)), GREEN),
         Series("line", "Poisson of the same rate", wait, poisson, GREY, "--"),
     ]
     along = Axis("gap between arrivals (s)", ends=(0.0, float(wait[-1]) or None))
@@ -418,3 +439,48 @@ def _arrivals(arrival_s: Floats, share: Axis) -> list[Chart]:
         Chart("Arrivals", Axis("time (s)"), rate, [rates]),
         Chart("Gaps between arrivals", along, share, gaps),
     ]
+
+
+# On the user's own axes --------------------------------------------------------------------------
+
+Shown = ExperimentResult | Mapping[str, Tables]
+
+
+def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:
+    """Draw the distribution of a metric of requests (of all tokens for ``tbt_s``), a line per
+    scenario."""
+    known = [key for key, one in METRICS.items() if one.unit == "s" and one.statistics]
+    if metric not in known or metric == "ledger_s":
+        raise UserError(f"metric: value {metric!r}: one of {', '.join(known)}")
+    _draw(axes, cdf(metric, _tables(shown)))
+
+
+def plot_completions(axes: Axes, shown: Shown) -> None:
+    """Draw the requests completed over time, a line per scenario."""
+    _draw(axes, completions(_tables(shown)))
+
+
+def plot_ledger(axes: Axes, shown: Shown, scenario: str) -> None:
+    """Draw each stage's time by account, in percent of the run."""
+    (chart,) = ledger({scenario: _tables(shown)[scenario]})
+    _draw(axes, chart, titled=True)
+
+
+def plot_timeline(axes: Axes, run: ScenarioRun, start_s: float, length_s: float) -> None:
+    """Draw the work of every stage from ``start_s`` on, for ``length_s`` seconds."""
+    window = Window(start_s, length_s)
+    policy = run.deployment.scenario.policy.name
+    (chart,) = timelines({policy: run.analysis}, window, window, MOST_ROWS, [policy])
+    _draw(axes, chart, titled=True)
+
+
+def _draw(axes: Axes, chart: Chart, *, titled: bool = False) -> None:
+    from .draw import draw_on
+
+    draw_on(axes, chart)
+    if titled:
+        axes.set_title(chart.title, color=chart.colour)
+
+
+def _tables(shown: Shown) -> Mapping[str, Tables]:
+    return shown.tables if isinstance(shown, ExperimentResult) else shown

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
@@ -21,17 +20,16 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from sarathi_sim.profiler.storage.child import Progress, silent
 from .palette import BLACK, VERMILION, WHITE, ink_on
-from .section import Axis, Chart, Series
+from .section import Axis, Chart, Series, legend
 
 Figures = Mapping[str, Sequence[Chart]]
 """The charts of each file, by its name: panels that share a legend."""
-MOST_NAMED = 7
-"""Entries of a legend; the others are named in the caption."""
 _LOOK: dict[str, Any] = {
     "font.size": 13,  # legible when the figure is shown at half its size
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 13,
+    "axes.labelsize": 11.5,
+    "axes.titlesize": 12,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.grid": True,
@@ -50,10 +48,9 @@ _MOST_EDGES = 100  # of boxes in a row
 _SMALL = 11
 _WIDE, _ROW, _PANEL = 7.0, 0.27, 3.9  # inches
 _MOST_COLUMNS = 3
-_OFFSETS = [(x, y) for far in (9, 20, 31) for y in (far, -far) for x in (9, -9, 20, -20)]
-"""Offsets of a text from its point, in points; the first free place is taken."""
-_ROOM = (30.0, 12.0)
-"""Width and height of a text, in points."""
+_LETTERS = 8.5, 10.5
+"""Letters of a title and of a smaller text in an inch."""
+_LONGEST_ROW = 34  # letters of its name
 _MARKERS = "os^DvP*"
 
 
@@ -74,23 +71,26 @@ def draw_all(
     return written
 
 
+_styled = matplotlib.rc_context(_LOOK)  # type: ignore[arg-type]
+
+
+@_styled
 def files(charts: Sequence[Chart], heading: str = "") -> dict[str, bytes]:
     """The bytes of a figure, as ``png`` and ``svg``."""
-    with _styled():
-        figure = drawn(charts, heading)
-        # Laid out once for both files, and drawn once for each: `savefig` does so two times.
-        figure.dpi = DPI
-        if (layout := figure.get_layout_engine()) is not None:
-            layout.execute(figure)
-        figure.set_layout_engine("none")
-        words = {"Description": "\n".join(line for chart in charts for line in chart.alt)}
-        pixels, lines = BytesIO(), BytesIO()
-        FigureCanvasAgg(figure).print_png(  # type: ignore[no-untyped-call]
-            pixels, metadata={"Software": None, **words}
-        )
-        FigureCanvasSVG(figure).print_svg(  # type: ignore[no-untyped-call]
-            lines, metadata={"Date": None, "Creator": None, **words}
-        )
+    figure = drawn(charts, heading)
+    # Laid out once for both files, and drawn once for each: `savefig` does so two times.
+    figure.dpi = DPI
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
+    figure.set_layout_engine("none")
+    words = {"Description": "\n".join(line for chart in charts for line in chart.alt)}
+    pixels, lines = BytesIO(), BytesIO()
+    FigureCanvasAgg(figure).print_png(  # type: ignore[no-untyped-call]
+        pixels, metadata={"Software": None, **words}
+    )
+    FigureCanvasSVG(figure).print_svg(  # type: ignore[no-untyped-call]
+        lines, metadata={"Date": None, "Creator": None, **words}
+    )
     return {"png": pixels.getvalue(), "svg": lines.getvalue()}
 
 
@@ -103,12 +103,7 @@ def figure_files(figures: Figures, heading: str = "") -> dict[str, bytes]:
     }
 
 
-@contextmanager
-def _styled() -> Iterator[None]:
-    with matplotlib.rc_context(_LOOK):  # type: ignore[arg-type]
-        yield
-
-
+@_styled
 def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     """The figure: a panel a chart, with one legend; below it the captions."""
     tall = any(chart.y.rows for chart in charts)
@@ -116,15 +111,12 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     lines = -(-len(charts) // columns)
     heights = [_height(chart) if tall else _PANEL for chart in charts][::columns][:lines]
     width = 10.0 if tall else max(_WIDE, 5.2 * columns)
-    names = dict.fromkeys(one.name for chart in charts for one in chart.series if one.name)
-    notes = list(dict.fromkeys(filter(None, (chart.caption for chart in charts))))
-    if hidden := list(names)[MOST_NAMED:]:
-        notes.append(f"Not in the legend: {', '.join(hidden)}.")
-    note = "\n".join(fill(each, int(12 * width)) for each in notes)
-    apart = 0.3 * min(len(names), MOST_NAMED) + 0.2 * note.count("\n") + 0.5
-    figure = Figure(
-        figsize=(width, sum(heights) + apart + 0.3 * bool(heading)), layout="constrained"
-    )
+    names, notes = legend(charts)
+    small = int(_LETTERS[1] * width)
+    note, above = fill(" ".join(notes), small), fill(heading, small)
+    apart = 0.3 * len(names) + 0.2 * (note.count("\n") + above.count("\n")) + 0.5
+    size = (width, sum(heights) + apart + 0.3 * bool(heading))
+    figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, height_ratios=heights).ravel()
     for axes in grid[len(charts) :]:
         axes.set_axis_off()
@@ -135,54 +127,36 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
         if fixed and any(below.x == chart.x for below in charts[number + 1 : number + 2]):
             axes.set_xlabel("")
             axes.tick_params(labelbottom=False)
-        axes.set_title(fill(chart.title, int(8.2 * width / columns)), color=chart.colour)
+        rows = 0.09 * max(map(len, chart.y.rows), default=6)
+        room = width / columns - 0.6 - min(rows, 0.09 * _LONGEST_ROW)
+        axes.set_title(fill(chart.title, int(_LETTERS[0] * room)), color=chart.colour)
     if heading:
-        figure.suptitle(
-            fill(heading, int(11 * width)),
-            fontsize=_SMALL,
-            x=0.01,
-            ha="left",
-        )
-    if handles:
-        some = list(handles)[:MOST_NAMED]
+        figure.suptitle(above, fontsize=_SMALL, x=0.01, ha="left")
+    if names:
+        short = tall and max(map(len, names)) < 0.4 * small
         look: dict[str, Any] = {"title": note, "title_fontsize": _SMALL - 1, "alignment": "left"}
-        look |= {"ncols": 2 if tall else 1, "fontsize": _SMALL, "handlelength": 3.2}
-        figure.legend(
-            [handles[name] for name in some],
-            some,
-            loc="outside lower left",
-            **look,
-        )
+        look |= {"ncols": 2 if short else 1, "fontsize": _SMALL, "handlelength": 3.2}
+        entries = [fill(name, small - 8) for name in names]
+        figure.legend([handles[name] for name in names], entries, loc="outside lower left", **look)
     elif note:
         figure.supxlabel(note, fontsize=_SMALL - 1)
     return figure
 
 
 def _height(chart: Chart) -> float:
-    return _ROW * max(len(chart.y.rows), 2) * max(1, 0.6 * len(_beside(chart))) + 0.8
-
-
-def _beside(chart: Chart) -> list[str]:
-    """The names of the bars beside each other in a row."""
-    return list(dict.fromkeys(s.name for s in chart.series if s.kind == "bars" and s.start is None))
+    return _ROW * max(len(chart.y.rows), 2) * max(1, 0.6 * len(chart.beside)) + 0.8
 
 
 def draw_on(axes: Axes, chart: Chart) -> dict[str, Any]:
     """Draw a chart on given axes, without its title; returns the entries of a legend."""
     handles = dict[str, Any]()
-    beside = _beside(chart)
-    for number, series in enumerate(chart.series):
-        handle = _draw(axes, series, chart, beside, number)
+    names = list(dict.fromkeys(one.name for one in chart.series))
+    for series in chart.series:
+        handle = _draw(axes, series, chart, names.index(series.name))
         if series.name:
             handles.setdefault(series.name, handle)
     if not chart.series:
-        axes.text(
-            0.5,
-            0.5,
-            "Nothing to show.",
-            ha="center",
-            transform=axes.transAxes,
-        )
+        axes.text(0.5, 0.5, "Nothing to show.", ha="center", transform=axes.transAxes)
     line: dict[str, Any] = {"color": BLACK, "linewidth": 1.2, "zorder": 1.5}
     if chart.level is not None:
         axes.axhline(chart.level, **line)
@@ -194,7 +168,7 @@ def draw_on(axes: Axes, chart: Chart) -> dict[str, Any]:
     return handles
 
 
-def _draw(axes: Axes, one: Series, chart: Chart, beside: Sequence[str], number: int) -> Any:
+def _draw(axes: Axes, one: Series, chart: Chart, number: int) -> Any:
     """One series; returns what a legend shows of it."""
     x, y = np.asarray(one.x, float), np.asarray(one.y, float)
     look: dict[str, Any] = {"color": one.colour, "label": one.name or None}
@@ -202,13 +176,7 @@ def _draw(axes: Axes, one: Series, chart: Chart, beside: Sequence[str], number: 
         look |= {"marker": "o", "markersize": 5} if one.marks else {}
         look |= {"drawstyle": "steps-post"} if one.kind == "step" else {}
         if one.ends is not None:
-            axes.fill_between(
-                x,
-                *one.ends,
-                color=one.colour,
-                alpha=0.15,
-                linewidth=0,
-            )
+            axes.fill_between(x, *one.ends, color=one.colour, alpha=0.15, linewidth=0)
         (line,) = axes.plot(x, y, linestyle=one.dash, **look)
         return line
     if one.kind == "points":
@@ -218,18 +186,14 @@ def _draw(axes: Axes, one: Series, chart: Chart, beside: Sequence[str], number: 
         if one.ends_x is not None:
             axes.hlines(y, *one.ends_x, **whisker)
         marker = "D" if one.marks else _MARKERS[number % len(_MARKERS)]
-        size = 18 if len(x) > 200 else 50
+        size = 50 if len(x) < 40 else 18
         edge: dict[str, Any] = {"edgecolors": WHITE, "linewidths": 0.6, "zorder": 3}
         spots = axes.scatter(x, y, s=size, marker=marker, **look, **edge)
         if chart.link:
             spots.set_urls([chart.link.format(name) for name in one.links])
         return spots
-    thick = one.thick
-    if one.kind == "bars" and one.start is None:
-        thick /= len(beside)
-        y = y + thick * (beside.index(one.name) - (len(beside) - 1) / 2)
-    start = np.zeros(len(x)) if one.start is None else np.asarray(one.start, float)
-    low, high = y - thick / 2, y + thick / 2
+    start, middles, thick = chart.boxes(one)
+    low, high = middles - thick / 2, middles + thick / 2
     corners = np.stack([np.stack([start, x, x, start], 1), np.stack([low, low, high, high], 1)], 2)
     # White edges keep neighbouring micro-batches apart, where they do not hide them.
     width = 0.5 if len(x) < _MOST_EDGES * len(chart.y.rows) else 0.0
@@ -246,10 +210,10 @@ def _draw(axes: Axes, one: Series, chart: Chart, beside: Sequence[str], number: 
 
 def _set_axis(axes: Axes, which: str, axis: Axis) -> None:
     scale: Scale = getattr(axes, f"{which}axis")
-    scale.set_label_text(fill(axis.label, 48))
+    scale.set_label_text(fill(axis.label, 48 if which == "x" else 32))
     if axis.rows:
         scale.set_major_locator(FixedLocator(list(range(len(axis.rows)))))
-        scale.set_ticklabels(list(axis.rows), fontsize=10)
+        scale.set_ticklabels([fill(row, _LONGEST_ROW) for row in axis.rows], fontsize=10)
         ends = (len(axis.rows) - 0.4, -0.6)
         axes.set(**{f"{which}lim": ends if which == "y" else ends[::-1]})
         scale.set_tick_params(length=0)
@@ -265,42 +229,27 @@ def _set_axis(axes: Axes, which: str, axis: Axis) -> None:
         scale.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
     if axis.ticks:
         scale.set_major_locator(FixedLocator(list(axis.ticks)))
-    factor, sign = (100, " %") if axis.shares else (1, "")
-    scale.set_major_formatter(FuncFormatter(lambda v, _: f"{factor * v:,.6g}{sign}"))
+    scale.set_major_formatter(FuncFormatter(lambda value, _: _number(value, axis.shares)))
     low_end, high_end = axis.ends
     axes.set(**{f"{which}lim": (low_end, high_end)})
 
 
+def _number(value: float, share: bool) -> str:
+    """The text at a tick."""
+    if share:
+        return f"{100 * value:,.6g} %"
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value / 1e6:,.6g} M"
+
+
 def _write(axes: Axes, chart: Chart) -> None:
-    """Write the texts of points, each where there is no other one yet."""
-    axes.autoscale_view()
-    taken = list[Any]()
+    """Write the texts in boxes, and those of points that hide nothing."""
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": _SMALL}
     for one in chart.series:
         if one.start is not None and one.texts:
             for start, end, row, text in zip(one.start, one.x, one.y, one.texts, strict=True):
-                inside: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": _SMALL}
-                axes.text(
-                    (start + end) / 2,
-                    row,
-                    text,
-                    color=ink_on(one.colour),
-                    **inside,
-                )
-            continue
-        for x, y, text in zip(one.x, one.y, one.texts, strict=False):
-            place = (axes.transScale + axes.transLimits).transform((x, y)) * (280, 250)
-            free = (
-                o for o in _OFFSETS if all((np.abs(place + o - t) > _ROOM).any() for t in taken)
-            )
-            offset = next(free, None)
-            if not text or offset is None:
-                continue
-            taken.append(place + offset)
-            middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": _SMALL}
-            axes.annotate(
-                text,
-                (x, y),
-                offset,
-                textcoords="offset points",
-                **middle,
-            )
+                axes.text((start + end) / 2, row, text, color=ink_on(one.colour), **middle)
+    for at, places in chart.text_places().items():
+        one = chart.series[at]
+        for x, y, text, place in zip(one.x, one.y, one.texts, places, strict=True):
+            if place is not None:
+                axes.annotate(text, (x, y), place, textcoords="offset points", **middle)

@@ -39,7 +39,7 @@ from sarathi_sim.profiler.storage.manifest import read_manifest
 from sarathi_sim.profiler.storage.strict import UserError
 from ..results import about_out, resolved
 from .palette import DARK_PAGE, dark_colour
-from .section import Axis, Chart, Section, Series, anchor, enumerated, topic_of
+from .section import Axis, Chart, Section, Series, anchor, enumerated, legend, topic_of
 from .sections import sections_of
 
 _SEAL = re.compile(rb"<!-- sarathi-sim report 1 ([0-9a-f]{64}) -->\n\Z")
@@ -59,23 +59,20 @@ _PAGE_SCRIPT = "\n" + _PAGES.get_template("page.js").render()
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _ALONG = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,reset,save"
 _DASHES = {"-": "solid", "--": "dashed", "-.": "dotdash", ":": "dotted"}
+_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "star")
+_LONGEST = 42  # letters of a name or an axis: what a telephone has room for
 _SEEN = "#6b7280"
 """The colour of limits and texts."""
-_MOST_TEXTS = 100  # beside points; more hide each other
 
 
 def interactive(chart: Chart) -> Any:
     """The chart as a Bokeh figure, as wide as the page: one may zoom, a click on a name hides its
     series, a click on a point leads to the row of its run."""
-    rows = chart.y.rows
-    beside = list(
-        dict.fromkeys(s.name for s in chart.series if s.kind == "bars" and s.start is None)
-    )
-    names = list(dict.fromkeys(one.name for one in chart.series if one.name))
-    height = 130 + 22 * max(len(rows), 2) * max(1, len(beside)) if rows else 320
+    rows, names = chart.y.rows, {name: fill(name, _LONGEST) for name in legend([chart])[0]}
+    height = 130 + 22 * max(len(rows), 2) * max(1, len(chart.beside)) if rows else 320
     gantt = any(one.kind == "gantt" for one in chart.series)
     drawn = figure(
-        height=height + 22 * len(names),
+        height=height + sum(22 + 16 * label.count("\n") for label in names.values()),
         sizing_mode="stretch_width",
         toolbar_location="above",
         background_fill_color=None,
@@ -91,26 +88,22 @@ def interactive(chart: Chart) -> Any:
     for axis, scale, name in ((chart.x, drawn.xaxis, "x"), (chart.y, drawn.yaxis, "y")):
         _set_axis(drawn, axis, scale, name)
     entries: dict[str, list[Any]] = {}
-    for one in chart.series:
-        glyphs = _glyphs(drawn, one, beside)
-        if one.name:
-            entries.setdefault(one.name, []).extend(glyphs)
+    texts, order = chart.text_places(), list(dict.fromkeys(one.name for one in chart.series))
+    for number, one in enumerate(chart.series):
+        marker = _MARKERS[order.index(one.name) % len(_MARKERS)]
+        glyphs = _glyphs(drawn, one, chart, texts.get(number, ()), marker)
+        entries.setdefault(one.name, []).extend(glyphs)
         drawn.add_tools(HoverTool(renderers=glyphs[:1], tooltips=_tips(chart, one)))
     _link(drawn, chart, entries)
     for place, across in ((chart.level, "width"), (chart.edge, "height")):
         if place is not None:
             look = {"line_color": _SEEN, "line_width": 1.5}
             drawn.add_layout(Span(location=place, dimension=across, **look))
-    if entries:
-        items = [LegendItem(label=fill(n, 90), renderers=found) for n, found in entries.items()]
+    if names:
+        items = [LegendItem(label=names[name], renderers=entries[name]) for name in names]
         clear = {"border_line_alpha": 0, "background_fill_alpha": 0, "margin": 0, "spacing": 0}
-        legend = Legend(
-            items=items,
-            click_policy="hide",
-            location="top_left",
-            **clear,
-        )
-        drawn.add_layout(legend, "below")
+        look = {"click_policy": "hide", "location": "top_left"}
+        drawn.add_layout(Legend(items=items, **look, **clear), "below")
     return drawn
 
 
@@ -133,15 +126,11 @@ def _column(charts: Sequence[Chart]) -> Any:
 
 
 def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
-    scale.axis_label = axis.label
+    scale.axis_label = fill(axis.label, _LONGEST)
     low, high = axis.ends
     if axis.rows:
         ends = (len(axis.rows) - 0.4, -0.6)
-        setattr(
-            drawn,
-            f"{name}_range",
-            Range1d(*(ends if name == "y" else ends[::-1])),
-        )
+        setattr(drawn, f"{name}_range", Range1d(*(ends if name == "y" else ends[::-1])))
         scale.ticker = FixedTicker(ticks=list(range(len(axis.rows))))
         scale.major_label_overrides = {at: fill(row, 26) for at, row in enumerate(axis.rows)}
         drawn.ygrid.visible = False
@@ -161,27 +150,26 @@ def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
     scale.formatter = NumeralTickFormatter(format="0 %" if axis.shares else "0,0.[0000]")
 
 
-def _glyphs(drawn: Any, one: Series, beside: Sequence[str]) -> list[Any]:
+def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker: str) -> list[Any]:
     """What is drawn of a series; the pointer asks the first."""
     data: dict[str, Any] = {"x": np.asarray(one.x), "y": np.asarray(one.y), **one.more}
     look: dict[str, Any] = {"name": one.name, "color": one.colour}
     if one.kind in ("bars", "gantt"):
-        data["start"] = np.zeros(len(data["x"])) if one.start is None else np.asarray(one.start)
-        thick = one.thick
-        if one.kind == "bars" and one.start is None:
-            thick /= len(beside)
-            data["y"] = data["y"] + thick * (beside.index(one.name) - (len(beside) - 1) / 2)
+        data["start"], data["y"], thick = chart.boxes(one)
         look |= {"line_width": 0, "fill_alpha": 0.25 if one.faint else 1.0}
         look |= {"hatch_pattern": "/", "hatch_color": "white"} if one.dash == "--" else {}
         return [drawn.hbar("y", thick, "x", "start", source=ColumnDataSource(data), **look)]
     if one.kind == "points":
-        data |= {"text": list(one.texts) or [""] * len(data["x"])}
         data |= {"link": [anchor(run) for run in one.links]} if one.links else {}
-        source = ColumnDataSource(data)
-        found = [drawn.scatter("x", "y", source=source, size=10, **look)]
-        if len(data["x"]) <= _MOST_TEXTS:
-            quiet = {"text_font_size": "11px", "text_color": _SEEN, "x_offset": 6, "y_offset": -4}
-            found.append(drawn.text("x", "y", text="text", source=source, **quiet))
+        look |= {"size": 10, "marker": marker}
+        found = [drawn.scatter("x", "y", source=ColumnDataSource(data), **look)]
+        if seen := [at for at, place in enumerate(places) if place is not None]:
+            right, up = np.array([places[at] for at in seen]).T
+            some = {"x": data["x"][seen], "y": data["y"][seen], "right": right, "down": -up}
+            some |= {"text": [one.texts[at] for at in seen]}
+            quiet = {"text_font_size": "11px", "text_color": _SEEN, "text_align": "center"}
+            quiet |= {"text_baseline": "middle", "x_offset": "right", "y_offset": "down"}
+            found.append(drawn.text("x", "y", "text", source=ColumnDataSource(some), **quiet))
         return [*found, *_whiskers(drawn, one)]
     dash = _DASHES[one.dash] if isinstance(one.dash, str) else [4 * part for part in one.dash[1]]
     source, stroke = ColumnDataSource(data), {**look, "line_dash": dash, "line_width": 2.4}
@@ -239,7 +227,8 @@ def page(title: str, sections: Sequence[Section]) -> str:
             items[place] = json_item(_column(parts), place)
             named = parts[0].title if len(parts) == 1 else parts[0].title.partition(": ")[0]
             words = [line for chart in parts for line in chart.alt]
-            places.append((place, named, parts[0].caption, words))
+            notes = dict.fromkeys(note for chart in parts for note in legend([chart])[1])
+            places.append((place, named, " ".join(notes), words))
         charts.append(places)
     drawn = json.dumps(items, separators=(",", ":"))
     dark = {colour: dark_colour(colour) for colour in re.findall(r'"(#[0-9a-fA-F]{6})"', drawn)}

@@ -21,10 +21,11 @@ WHITE, DARK_PAGE = "#ffffff", "#14171c"
 KIND_COLOURS = {"prefill": BLUE, "mixed": GREEN, "decode": YELLOW}
 
 _POLICY_COLOURS = {
-    **{"sarathi": BLUE, "orca": VERMILION, "request_level": GREEN},
-    **{"vllm": PURPLE, "sglang": ORANGE},
+    **{"sarathi": BLUE, "orca": VERMILION, "request_level": GREEN, "vllm": PURPLE},
+    **{"sglang": ORANGE, "trtllm": SKY, "sarathi_serve": "#332288", "fair": BLACK},
 }
-_OTHER_POLICIES = (PURPLE, ORANGE, SKY, BLACK)
+_OTHER_POLICIES = ("#8c564b", "#882255", "#117733", "#999933")
+"""Of users' own policies."""
 
 _LEAST, _MOST = 3.1, 12.0
 """Contrasts of a line with its background, for the first and the last shade of a policy (the first
@@ -57,7 +58,12 @@ def line_styles() -> Iterator[Style]:
     for number in count():
         turn, index = divmod(number, len(_LINES))
         dash = _LINES[(index + turn) % len(_LINES)][1]
-        yield Style(_shade(_LINES[index][0], 0, 1), dash)
+        yield Style(line_colour(_LINES[index][0]), dash)
+
+
+def line_colour(colour: str) -> str:
+    """The colour, or a darker one in which a line can be seen on white."""
+    return _shade(colour, 0, 1)
 
 
 def policy_colour(policy: str) -> str:

@@ -398,7 +398,8 @@ def fit_chart(table: OpTable, band: Band) -> Chart:
     own = np.isin(table.points[:, -1], drawn) if drawn else np.full(len(size), fill_value=True)
     series.append(Series("points", "points", size[own], 1e6 * table.time_s[own]))
     along, up = Axis(f"{label}, log scale", log=True), Axis("time (µs), log scale", log=True)
-    return Chart(table.op, along, up, series, edge=float(size.max()))
+    note = "Dotted: the largest measured size; beyond it the fit is an extrapolation."
+    return Chart(table.op, along, up, series, note, edge=float(size.max()))
 
 
 def beyond_single_ops(bundle: Bundle) -> list[Table]:

@@ -41,6 +41,11 @@ Dash = str | tuple[int, tuple[int, ...]]
 Numbers = Any
 """An array of numbers, or a list of them as JSON has it."""
 _TOLD = 5
+MOST_NAMED = 7
+"""Entries of a legend."""
+_AREA = (290.0, 190.0)
+"""Width and height of the place for points, in pixels, at least."""
+_LETTER = 6.5
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,98 @@ class Chart:
     link: str = ""
 
     @property
+    def beside(self) -> list[str]:
+        """The names of the bars that stand beside each other in a row."""
+        bars = (one.name for one in self.series if one.kind == "bars" and one.start is None)
+        return list(dict.fromkeys(bars))
+
+    def boxes(self, one: Series) -> tuple[Numbers, Numbers, float]:
+        """Where the boxes of a series begin, their middles in rows, and their height."""
+        import numpy as np
+
+        rows = np.asarray(one.y, float)
+        if one.start is not None or one.kind != "bars":
+            start = np.zeros(len(rows)) if one.start is None else np.asarray(one.start, float)
+            return start, rows, one.thick
+        names, thick = self.beside, one.thick / len(self.beside)
+        middles = rows + thick * (names.index(one.name) - (len(names) - 1) / 2)
+        return np.zeros(len(rows)), middles, thick
+
+    def text_places(self) -> dict[int, list[tuple[float, float] | None]]:
+        """By number of a series of points with texts: where each text stands, from its point (to
+        the right and up, in pixels); None where it would hide another text or a point."""
+        spots = {at: one for at, one in enumerate(self.series) if any(one.texts)}
+        spots = {at: one for at, one in spots.items() if one.kind == "points"}
+        places = {
+            at: list(zip(self._pixels("x", one.x), self._pixels("y", one.y), strict=True))
+            for at, one in spots.items()
+        }
+        taken = [(x, y, 5.0, 5.0) for some in places.values() for x, y in some]
+        found = dict[int, list[tuple[float, float] | None]]()
+        for at, one in spots.items():
+            found[at] = []
+            for (x, y), text in zip(places[at], one.texts, strict=True):
+                half = _LETTER * len(text) / 2
+                boxes = ((x + right, y + up, half, 7.0) for right, up in _around(half))
+                free = (box for box in boxes if _is_free(box, taken))
+                box = next(free, None) if text else None
+                taken += [box] if box else []
+                found[at].append((box[0] - x, box[1] - y) if box else None)
+        return found
+
+    def _pixels(self, which: Literal["x", "y"], values: Numbers) -> Numbers:
+        """Where values are on an axis, whose ends are seen."""
+        import numpy as np
+
+        axis, length = (self.x, _AREA[0]) if which == "x" else (self.y, _AREA[1])
+        scale = np.log10 if axis.log else np.asarray
+        ends = (one.ends_x if which == "x" else one.ends for one in self.series)
+        columns = [getattr(one, which) for one in self.series]
+        every = np.concatenate([*columns, *(end for pair in ends for end in pair or ())])
+        low, high = (
+            end or own for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
+        )
+        width = max(float(scale(high) - scale(low)), 1e-12)
+        return length * (0.05 + 0.9 * (scale(values) - scale(low)) / width)
+
+    @property
     def alt(self) -> list[str]:
         """The text alternative: the axes, and some values of each series."""
         axes = " over ".join(filter(None, (self.y.label, self.x.label)))
         named = (one for one in self.series if one.name)
         return [f"{self.title}: {axes}", *(one.in_words(self.y.rows) for one in named)]
+
+
+Box = tuple[float, float, float, float]
+"""Its middle, and half of its width and height."""
+
+
+def _around(half: float) -> Iterator[tuple[float, float]]:
+    """Where a text may stand, from its point, the nearest first."""
+    for far in (0.0, 10.0, 22.0):
+        for x, y in ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+            yield x * (half + 8 + far), y * (12 + far)
+
+
+def _is_free(box: Box, taken: Sequence[Box]) -> bool:
+    """Whether it lies in the place for points, and hides no other."""
+    x, y, half, high = box
+    inside = half < x < _AREA[0] - half and high < y < _AREA[1] - high
+    return inside and all(
+        abs(x - other[0]) >= half + other[2] or abs(y - other[1]) >= high + other[3]
+        for other in taken
+    )
+
+
+def legend(charts: Sequence[Chart]) -> tuple[list[str], list[str]]:
+    """Of charts that stand together: the names in their legend, at most :data:`MOST_NAMED`, and the
+    sentences below them, each once."""
+    names = list(dict.fromkeys(one.name for chart in charts for one in chart.series if one.name))
+    captions = (re.split(r"(?<=\.) (?=[A-Z\d])", chart.caption) for chart in charts)
+    notes = list(dict.fromkeys(note for some in captions for note in some if note))
+    if hidden := names[MOST_NAMED:]:
+        notes.append(f"Not in the legend: {', '.join(hidden)}.")
+    return names[:MOST_NAMED], notes
 
 
 @dataclass(frozen=True)
@@ -139,7 +231,8 @@ class Section:
     ``answer`` is a :func:`sentence`, ``command`` the command line for the server or simulation that
     it names. The first of ``tables`` has the numbers behind it. ``assumed`` are lines ``topic:
     text``, ``warnings`` are caveats. ``about`` is the description of the configuration,
-    ``configuration`` maps names of files to their text.
+    ``configuration`` maps names of files to their text. ``heading`` stands above its pictures: see
+    :func:`heading`.
     """
 
     kind: str
@@ -153,11 +246,36 @@ class Section:
     command: str = ""
     configuration: dict[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    heading: str = ""
 
     def words(self) -> dict[str, Any]:
         """JSON-able: the texts of the section, which a result's summary has beside its numbers."""
         lists = {"assumptions": list(self.assumed), "warnings": list(self.warnings)}
         return {"question": self.question, "answer": self.answer, **lists}
+
+
+def heading(name: str, models: Iterable[str], gpus: Iterable[str], load: str = "") -> str:
+    """What stands above all pictures of a result: its name, models, GPUs and load."""
+    what, on = (enumerated(list(dict.fromkeys(filter(None, each)))) for each in (models, gpus))
+    where = " on ".join(filter(None, (what, on)))
+    return ": ".join(filter(None, (name, "; ".join(filter(None, (where, load))))))
+
+
+def heading_of(*summaries: Mapping[str, Any]) -> str:
+    """The heading of one or several results, from their summaries."""
+    models, gpus, loads = list[str](), list[str](), list[str]()
+    for found in summaries:
+        rows = found.get("deployments", {})
+        for row in rows.values() if isinstance(rows, Mapping) else rows:
+            model = found.get("model") or row.get("model") or row.get("scenario", {}).get("model")
+            models += [model] if isinstance(model, str) else []
+            gpus += [row["device"]] if "device" in row else []
+        topics = map(topic_of, found.get("assumptions", ()))
+        arrivals = [text.partition(" (of ")[0] for topic, text in topics if topic == "arrivals"]
+        loads += [found["slo"]] if found.get("slo") else arrivals
+    load = " or ".join(list(dict.fromkeys(loads))[:_MOST_ALIKE])
+    names = list(dict.fromkeys(str(found["name"]) for found in summaries if "name" in found))
+    return heading(enumerated(names), models, gpus, load)
 
 
 def sentence(parts: Mapping[str, str]) -> str:

@@ -34,8 +34,8 @@ from .charts import occupancy, overviews, run_charts, timelines
 from .op_origins import first_deployments, op_times_grid
 from .run_answers import comparison_section, ratios_table, read_sweep_section, run_section
 from .score_answers import scored
-from .section import Chart, Section, damaged, enumerated, read_section
-from .sweep_charts import SHOWN, lines, numeric_axes, pareto, that_vary
+from .section import Chart, Section, damaged, enumerated, heading_of, read_section
+from .sweep_charts import SHOWN, lines, numeric_axes, pareto, sweep_heading, that_vary
 from .timeline import MOST_ROWS, boxes_window, default_window
 
 _OF_SCENARIOS = ("scenarios", "deployments", "notes", "doubts", "rejections", "narrow_bands")
@@ -121,6 +121,7 @@ def _sweep(folder: Path, _: Mapping[str, Any]) -> Section:
     first = folder / "runs" / str(swept.table["run"].iloc[0]) / "config.yaml"
     return replace(
         section,
+        heading=sweep_heading(swept),
         charts=charts[:_MOST_CHARTS],
         tables=[*section.tables, *filter(None, [op_times_grid(deployments)])],
         configuration={f"of the first run, {first.parent.name}": read_text(first)},
@@ -158,11 +159,14 @@ def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Se
     found = []
     if runs:
         with damaged(", ".join(map(str, runs)), "run"):
-            found.append(_runs(runs, progress))
+            heading = heading_of(*map(read_summary, runs))
+            found.append(replace(_runs(runs, progress), heading=heading))
     for folder, kind in kinds.items():
         if kind != FORMAT:
             with damaged(str(folder), "compare" if kind == FIGURES_FORMAT else spoken(kind)):
-                found.append(SECTIONS[kind](folder, read_summary(folder)))
+                summary = read_summary(folder)
+                section = SECTIONS[kind](folder, summary)
+                found.append(replace(section, heading=section.heading or heading_of(summary)))
     return found
 
 

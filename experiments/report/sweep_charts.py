@@ -3,7 +3,7 @@ another one, CDFs of requests, and the Pareto front of two metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -21,8 +21,8 @@ from ..run.ranking import ALIKE, Load
 from ..sweeps.store import POLICY
 from ..sweeps.sweep import Sweep, called, grouped, overload_note, short_names, varying
 from .charts import WIDE, axis_of, cumulative, steps
-from .palette import BLACK, Style, line_styles, policy_styles
-from .section import Axis, Chart, Series, first_upper
+from .palette import BLACK, GREY, Style, line_styles, policy_styles
+from .section import Axis, Chart, Series, first_upper, heading
 
 T = TypeVar("T")
 _MOST_LINES, _MOST_TICKS = 7, 6
@@ -75,22 +75,36 @@ class RunGroup(NamedTuple):
     style: Style
 
 
-def groups(table: pd.DataFrame, by: str | None, most: int | None = _MOST_LINES) -> list[RunGroup]:
-    """The rows of each value of ``by``, in the sweep's order; a single group without it.
+def groups(
+    table: pd.DataFrame,
+    by: str | None,
+    most: int = _MOST_LINES,
+    first: Collection[Any] = (),
+) -> list[RunGroup]:
+    """The rows of each value of ``by``, in the sweep's order; of many values ``first`` and some of
+    the others; a single group without it.
 
     If every line has one policy, it has the policy's colour.
     """
     parts = [("", table)]
     if by is not None:
-        values = list(dict.fromkeys(table[by].dropna()))[:most]
+        values = list(dict.fromkeys(table[by].dropna()))
+        if len(values) > most:
+            kept = [value for value in values if value in first][:most]
+            kept += few([value for value in values if value not in kept], most - len(kept))
+            values = [value for value in values if value in kept]
         parts = [(_named(by, value), table[table[by] == value]) for value in values]
     policies = [_policy(rows) for _, rows in parts]
-    styles: Iterable[Style] = line_styles()
+    styles: Iterable[Style] = [Style(BLACK, "-")] if by is None else line_styles()
     if all(policies):
         styles = policy_styles(policies)
-    elif by is None:
-        styles = [Style(BLACK, "-")]
     return [RunGroup(name, rows, style) for (name, rows), style in zip(parts, styles, strict=False)]
+
+
+def left_out(table: pd.DataFrame, by: str | None) -> str:
+    """What :func:`groups` leaves out, in words."""
+    count = 0 if by is None else table[by].nunique()
+    return f"{_MOST_LINES} of {count} values are drawn" if count > _MOST_LINES else ""
 
 
 def _named(by: str, value: Any) -> str:
@@ -147,18 +161,15 @@ def axis(values: pd.Series[float], label: str, *, ticks: bool = False) -> Axis:
     """An axis: logarithmic if its values span more than a factor of twenty; of nearly equal ones a
     tenth of them wide. ``ticks``: at the values, if they are few."""
     some = values.dropna()
-    few_of_them = sorted(some.unique()) if ticks and some.nunique() <= _MOST_TICKS else []
+    marks = sorted(some.unique()) if ticks and some.nunique() <= _MOST_TICKS else []
     if len(some) and some.min() > 0:
-        close = len(few_of_them) > 2 and np.diff(few_of_them).min() < 0.1 * np.ptp(few_of_them)
+        close = len(marks) > 2 and np.diff(marks).min() < 0.1 * np.ptp(marks)
         if close or some.max() > WIDE * some.min():
-            return Axis(label, log=True, ticks=few_of_them)
+            ends = (some.min() / 1.2, 1.2 * some.max())
+            return Axis(f"{label}, log scale", log=True, ends=ends, ticks=marks)
     if len(some) and not varies(some):
-        return Axis(
-            label,
-            ends=(0.95 * some.min(), 1.05 * some.max() or 1.0),
-            ticks=few_of_them,
-        )
-    return Axis(label, ticks=few_of_them)
+        return Axis(label, ends=(0.95 * some.min(), 1.05 * some.max() or 1.0), ticks=marks)
+    return Axis(label, ticks=marks)
 
 
 def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> list[Chart]:
@@ -168,17 +179,22 @@ def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> list[Chart]:
     percentile; with fewer than ten values somewhere, the smallest to the largest value.
     """
     parts, pooled = over(swept, x)
-    return _lines(parts, pooled, x, metrics)
+    left = left_out(swept.policies.dropna(subset=[x]), lines_by(swept, x))
+    return _lines(parts, x, metrics, pooled, left)
 
 
-def _lines(parts: Sequence[Panel], pooled: str, x: str, metrics: Sequence[str]) -> list[Chart]:
+def _lines(
+    parts: Sequence[Panel], x: str, metrics: Sequence[str], pooled: str = "", left: str = ""
+) -> list[Chart]:
     table = pd.concat([line.rows for part in parts for line in part.groups])
     sizes = [line.rows.groupby(x).size() for part in parts for line in part.groups]
     many = min(size.min() for size in sizes) >= LEAST_FOR_PERCENTILES
     ends = (LOWER, UPPER) if many else (0.0, 1.0)
     band = "10th to 90th percentile" if many else "smallest to largest"
     several = max(size.max() for size in sizes) > 1
-    said = "; ".join(filter(None, [pooled, f"band: {band}"])) if several else ""
+    said = (
+        [f"{first_upper(pooled)}; band: {band}" if pooled else f"Band: {band}"] if several else []
+    )
     charts = []
     for part in parts:
         for metric in metrics:
@@ -187,11 +203,20 @@ def _lines(parts: Sequence[Panel], pooled: str, x: str, metrics: Sequence[str]) 
                 continue
             along = axis(table[x], label(x), ticks=True)
             up = axis(pd.concat([shown(line.rows, metric) for line in part.groups]), label(metric))
-            note = "; ".join(filter(None, [said, overload_note(table, [metric])]))
-            title = f"{label(metric)} over {parameter(x).name}"
-            title += f" ({part.load})" if part.load else ""
-            charts.append(Chart(title, along, up, series, f"{first_upper(note)}." if note else ""))
+            name = f"{label(metric)} over {parameter(x).name}" + _under(part.load)
+            notes = _sentences(*said, left, overload_note(table, [metric]))
+            charts.append(Chart(name, along, up, series, notes))
     return charts
+
+
+def _sentences(*notes: str) -> str:
+    """The notes as sentences; those that are empty are left out."""
+    return " ".join(f"{first_upper(note)}." for note in notes if note)
+
+
+def _under(load: str) -> str:
+    """The end of a title: the load, if it has a name."""
+    return f" ({load})" if load else ""
 
 
 def _medians(
@@ -219,21 +244,13 @@ def pairs(swept: Sweep, x: str, y: str, metric: str) -> list[Chart]:
     apart = [axis for axis in apart if not within(x, axis) and not within(y, axis)]
     panels = []
     for name, rows in few(list(grouped(table, apart)), _MOST_PANELS):
-        parts = zip(
-            sorted(rows[y].unique())[:_MOST_LINES],
-            line_styles(),
-            strict=False,
-        )
+        values = few(sorted(rows[y].unique()), _MOST_LINES)
         found = [
-            RunGroup(
-                _named(y, value),
-                rows[rows[y] == value],
-                style,
-            )
-            for value, style in parts
+            RunGroup(_named(y, value), rows[rows[y] == value], style)
+            for value, style in zip(values, line_styles(), strict=False)
         ]
         panels.append(Panel(name, found))
-    return _lines(panels, "", x, [metric]) if panels else []
+    return _lines(panels, x, [metric], left=left_out(table, y)) if panels else []
 
 
 def cdfs(
@@ -242,24 +259,28 @@ def cdfs(
     """CDFs over the requests of all runs of a line, a chart for each load and column; ``requests``
     reads the requests of some runs, with NaN for latencies that are left out.
 
-    The name of a line gives the number of its overloaded runs: without them it looks better than
-    it is.
+    The caption gives the number of the overloaded runs of each line: without them it looks better
+    than it is.
     """
     by, charts = swept.contrast, []
-    note = overload_note(swept.table, columns)
+    note, left = overload_note(swept.table, columns), left_out(swept.table, by)
     for part in by_load(swept.policies, [axis for axis in swept.given if axis != by], by):
         read = [(line, requests(line.rows)) for line in part.groups]
+        lost = [
+            (n, int((rows["steady.state"] == "overloaded").sum())) for n, rows, _ in part.groups
+        ]
+        of_lines = ", ".join(f"{count} of {name}" for name, count in lost if count and by)
         for column in columns:
-            series, seen = [], []
-            for (name, rows, style), served in read:
-                lost = int((rows["steady.state"] == "overloaded").sum())
-                said = f"{name}: {lost} of {len(rows)} runs overloaded" if lost and by else name
-                values, share = cumulative(served[column].dropna())
-                seen.append(values)
-                series.append(Series("step", said, *steps(values, share), *style))
+            curves = [cumulative(served[column].dropna()) for _, served in read]
+            series = [
+                Series("step", name, *steps(*curve), *style)
+                for ((name, _, style), _), curve in zip(read, curves, strict=True)
+            ]
             up = Axis("share of requests (%)", ends=(0.0, 1.02), shares=True)
-            title = label(column).partition(" (")[0] + (f" ({part.load})" if part.load else "")
-            charts.append(Chart(title, axis_of(seen, label(column)), up, series, note))
+            along = axis_of([values for values, _ in curves], label(column))
+            name = label(column).partition(" (")[0] + _under(part.load)
+            lines = f"overloaded{_under(part.load)}: {of_lines}" if of_lines else ""
+            charts.append(Chart(name, along, up, series, _sentences(note, lines, left)))
     return charts
 
 
@@ -288,56 +309,67 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
     many).
 
     A point is the mean over its seeds, its whiskers their smallest and largest value. A letter
-    stands for the rest of the choice, such as its layout. Both metrics must have a direction.
+    stands for the rest of the choice, such as its layout, the same in all charts. Both metrics must
+    have a direction.
     """
     found = [load for load in swept.loads((x, y)) if min(map(load.spread, (x, y))) > ALIKE]
     loads = few([load for load in found if load.front(x, y)], most)
-    return [_front(swept, load, x, y) for load in loads]
-
-
-def _front(swept: Sweep, load: Load, x: str, y: str) -> Chart:
-    rows, by = points(swept, load, x, y), swept.contrast
-    best = rows.set_index("_option", drop=False).loc[load.front(x, y)]
-    labelled = rows if len(rows) <= _ALL_TEXTS else best
-    letters = _letters(labelled["_layout"])
-    told = set(labelled["_option"])
-    series = [
-        Series(
-            *("points", name or "choices", some[x].to_numpy(), some[y].to_numpy(), style.colour),
-            ends=(some[f"{y} low"].to_numpy(), some[f"{y} high"].to_numpy()),
-            ends_x=(some[f"{x} low"].to_numpy(), some[f"{x} high"].to_numpy()),
-            more={"choice": some["_option"].tolist()},
-            texts=[
-                letters.get(layout, "") if option in told else ""
-                for option, layout in zip(some["_option"], some["_layout"], strict=True)
-            ],
-            links=some["run"].tolist(),
-        )
-        for name, some, style in groups(rows, by, most=None)
-        if len(some)
+    tables = [points(swept, load, x, y) for load in loads]
+    fronts = [
+        rows.set_index("_option", drop=False).loc[load.front(x, y)]
+        for load, rows in zip(loads, tables, strict=True)
     ]
-    line = (best[x].to_numpy(float), best[y].to_numpy(float))
-    series.append(Series("line", "the front", *line, BLACK, "--"))
+    labelled = [
+        rows if len(rows) <= _ALL_TEXTS else best for rows, best in zip(tables, fronts, strict=True)
+    ]
+    layouts = dict.fromkeys(name for some in labelled for name in some["_layout"] if name)
+    letters, by = dict(zip(layouts, _letters(), strict=False)), swept.contrast
+    of_fronts = {value for best in fronts for value in (best[by] if by is not None else ())}
+    lines = groups(swept.policies, by, _MOST_LINES - 2, of_fronts)
     seeds = swept.table["seed"].nunique() if "seed" in swept.axes else 1
-    said = "The front: not beaten by more than 1 %"
-    if seeds > 1:
-        said = (
-            f"Mean over {seeds} seeds; whiskers: smallest and largest; {said.lower()} and the noise"
-        )
     # No-break spaces: a line ends between layouts.
     names = (f"{a}: {layout}".replace(" ", "\N{NO-BREAK SPACE}") for layout, a in letters.items())
-    caption = "; ".join(filter(None, [said, *names, overload_note(swept.table, [x, y])]))
-    title = f"{label(y)} against {label(x)}" + (f" ({load.name})" if load.name else "")
-    ways = [f"{label(metric)}, {better(metric)} is better" for metric in (x, y)]
-    along, up = (axis(rows[m], way) for m, way in zip((x, y), ways, strict=True))
-    return Chart(title, along, up, series, caption)
+    caption = _sentences(
+        f"mean over {seeds} seeds; whiskers: smallest and largest" if seeds > 1 else "",
+        "the front: not beaten by more than 1 %" + " and the noise" * (seeds > 1),
+        "; ".join(names),
+        overload_note(swept.table, [x, y]),
+    )
+    charts = []
+    for load, rows, best, some in zip(loads, tables, fronts, labelled, strict=True):
+        seen = rows["_option"].isin(some["_option"])
+        rows = rows.assign(_text=rows["_layout"].map(letters).where(seen, "").fillna(""))
+        line = (best[x].to_numpy(float), best[y].to_numpy(float))
+        series = [*_spots(rows, lines, x, y), Series("line", "the front", *line, BLACK, "--")]
+        ends = (pd.concat([rows[f"{m} low"], rows[f"{m} high"]]) for m in (x, y))
+        ways = (f"{label(m)}, {better(m)} is better" for m in (x, y))
+        along, up = map(axis, ends, ways)
+        name = f"{label(y)} against {label(x)}" + _under(load.name)
+        charts.append(Chart(name, along, up, series, caption))
+    return charts
 
 
-def _letters(layouts: pd.Series[str]) -> dict[str, str]:
-    """A letter for each layout, two from the 27th on."""
-    names = [layout for layout in dict.fromkeys(layouts) if layout]
-    letters = [*ascii_uppercase, *(a + b for a in ascii_uppercase for b in ascii_uppercase)]
-    return dict(zip(names, letters, strict=False))
+def _spots(rows: pd.DataFrame, lines: Sequence[RunGroup], x: str, y: str) -> Iterator[Series]:
+    """The choices of each line, and those of none."""
+    own = [at for line in lines for at in line.rows.index]
+    parts = [line._replace(rows=rows[rows.index.isin(line.rows.index)]) for line in lines]
+    parts.append(RunGroup("others", rows[~rows.index.isin(own)], Style(GREY, "-")))
+    for name, some, style in parts:
+        if len(some):
+            yield Series(
+                *("points", name or "choices", some[x].to_numpy(), some[y].to_numpy()),
+                style.colour,
+                ends=(some[f"{y} low"].to_numpy(), some[f"{y} high"].to_numpy()),
+                ends_x=(some[f"{x} low"].to_numpy(), some[f"{x} high"].to_numpy()),
+                more={"choice": some["_option"].tolist()},
+                texts=some["_text"].tolist(),
+                links=some["run"].tolist(),
+            )
+
+
+def _letters() -> Iterable[str]:
+    """A, B, ... Z, AA, AB, ..."""
+    return [*ascii_uppercase, *(a + b for a in ascii_uppercase for b in ascii_uppercase)]
 
 
 # Which charts ------------------------------------------------------------------------------------
@@ -345,6 +377,15 @@ def _letters(layouts: pd.Series[str]) -> dict[str, str]:
 SHOWN = ("output_tokens_per_s", "tbt_s.p99", "ttft_s.p99")
 CDF_COLUMNS = ("ttft_s", "tbt_max_s", "latency_s")
 _MOST_PAIRS, _MOST_REQUESTS = 6, 2_000_000
+
+
+def sweep_heading(swept: Sweep) -> str:
+    """What stands above the figures of a sweep; the loads are those of its charts."""
+    row = swept.table.iloc[0]
+    first = swept.configured(str(row["run"]), str(row["name"]))
+    every = {key: swept.table.get(key, [first.get(key)]) for key in ("model", "device")}
+    models, gpus = ([one for one in some if isinstance(one, str)] for some in every.values())
+    return heading(str(swept.summary.get("name")), models, gpus)
 
 
 def sweep_charts(
@@ -359,11 +400,7 @@ def sweep_charts(
     names it. Raises UserError for an unknown metric or axis, or if no run has finished.
     """
     columns = [str(c) for c in swept.table if quantity(str(c)) is not None]
-    _known(
-        "--metric",
-        [m for m in metrics if not _percentile_of(m, columns)],
-        columns,
-    )
+    _known("--metric", [m for m in metrics if not _percentile_of(m, columns)], columns)
     swept = replace(swept, table=swept.table.assign(**_percentiles(swept, metrics)))
     empty = [m for m in metrics or SHOWN if shown(swept.table, m).isna().all()]
     chosen = [metric for metric in metrics or SHOWN if metric not in empty]
@@ -381,11 +418,7 @@ def sweep_charts(
     weighed = [metric for metric in chosen if better(metric) is not Better.NEITHER][:2]
     if len(weighed) == 2:
         charts["pareto"] = pareto(swept, weighed[1], weighed[0])
-    charts["cdf"] = cdfs(
-        swept,
-        lambda runs: _requests(swept.folder, runs),
-        CDF_COLUMNS,
-    )
+    charts["cdf"] = cdfs(swept, lambda runs: _requests(swept.folder, runs), CDF_COLUMNS)
     notes = (overload_note(swept.table, [*chosen, *CDF_COLUMNS]), flat_note)
     drawn = {name: some for name, some in charts.items() if some}
     return drawn, "; ".join(filter(None, notes))

@@ -16,7 +16,7 @@ from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from sarathi_sim.simulator.views.ledger import BUBBLES
 from sarathi_sim.simulator.views.metrics import Analysis
 
-_BINS = 240
+_BINS, _OF_MEMORY = 80, 60
 KINDS = ("prefill", "decode", "mixed")
 
 Curve = tuple[Floats, Floats]
@@ -109,21 +109,10 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
             released = finish if waited is not None else times.release[:, stage]
             released = np.concatenate([start[:1], released[:-1]])
             rows = np.flatnonzero((released < window.end_s) & (finish > window.start_s))
-            found.append(
-                StageSlices(
-                    number,
-                    analysis.records.called(number),
-                    stage,
-                    rows,
-                    kind[rows],
-                    start[rows],
-                    finish[rows],
-                    released[rows],
-                    bubble[rows, stage],
-                    bubble_kind[rows],
-                    waited is not None,
-                )
-            )
+            busy = (kind[rows], start[rows], finish[rows])
+            idle = (released[rows], bubble[rows, stage], bubble_kind[rows])
+            where = (number, analysis.records.called(number), stage)
+            found.append(StageSlices(*where, rows, *busy, *idle, waited is not None))
     return found
 
 
@@ -144,21 +133,41 @@ def busy_shares(analysis: Analysis, bins: int = _BINS) -> tuple[Floats, Floats]:
         kinds: Ints = iteration_kinds(log)
         for stage in range(log.num_stages):
             start, finish = split.times.start[:, stage], split.times.finish[:, stage]
-            when = np.stack([start, finish], axis=1).ravel()
             for kind in range(len(KINDS)):
-                worked = np.where(kinds == kind, finish - start, 0.0)
-                done = np.stack([np.cumsum(worked) - worked, np.cumsum(worked)], axis=1).ravel()
-                if len(when):
-                    total[kind] += np.diff(np.interp(edges, when, done))
+                total[kind] += _time_in(edges, start[kinds == kind], finish[kinds == kind])
     shares: Floats = total / (max(stages, 1) * np.diff(edges))
     return edges, shares
+
+
+def _time_in(edges: Floats, start: Floats, finish: Floats) -> Floats:
+    """How much of each interval lies between starts and finishes, which rise."""
+    when, took = np.stack([start, finish], axis=1).ravel(), np.cumsum(finish - start)
+    done = np.stack([took - (finish - start), took], axis=1).ravel()
+    return np.diff(np.interp(edges, when, done)) if len(when) else np.zeros(len(edges) - 1)
+
+
+def joined(stage: StageSlices, window: Window) -> list[tuple[Floats, Floats]]:
+    """What takes most of the time in each 500th of the window, neighbours as one: starts and ends
+    of each of :data:`KINDS`, and of bubbles."""
+    edges = np.linspace(window.start_s, window.end_s, 501)
+    idle = stage.bubble_s > 0
+    spans = [
+        (stage.start[stage.kind == kind], stage.finish[stage.kind == kind]) for kind in (0, 1, 2)
+    ]
+    spans.append((stage.bubble_start[idle], stage.start[idle]))
+    shares = np.stack([_time_in(edges, *span) for span in spans])
+    most = np.where(shares.sum(axis=0) < np.diff(edges) / 2, -1, shares.argmax(axis=0))
+    first = np.flatnonzero(np.diff(most, prepend=-2))
+    starts, ends = edges[first], edges[np.append(first[1:], len(most))]
+    here = most[first]
+    return [(starts[here == kind], ends[here == kind]) for kind in range(len(spans))]
 
 
 def memory_curves(records: Records) -> tuple[Curve, Curve, Curve] | None:
     """Occupancy in percent, tokens and sequences of an iteration, of the first replica (of two
     pools the first decode worker); None without paged memory.
 
-    Over simulated time; each point is the mean over the iterations formed in a 240th of the run.
+    Over simulated time; each point is the mean over the iterations formed in a 60th of the run.
     """
     log = records.replicas[records.prefill_logs]
     if log.pool is None:
@@ -175,7 +184,7 @@ def _means(log: ReplicaLog, values: Floats) -> tuple[Floats, Floats]:
     """Middles of intervals of time, and the mean over the iterations in each; NaN without any."""
     ready = log.iterations["ready_s"]
     busy = log.iterations["prefill_tokens"] + log.iterations["decodes"] > 0
-    edges = np.linspace(0.0, max(float(ready[-1]), 1e-9), _BINS + 1)
+    edges = np.linspace(0.0, max(float(ready[-1]), 1e-9), _OF_MEMORY + 1)
     count, _ = np.histogram(ready[busy], edges)
     total, _ = np.histogram(ready[busy], edges, weights=values[busy].astype(np.float64))
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
@@ -252,22 +261,6 @@ def write_trace(analysis: Analysis, window: Window, path: Path) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def _about(what: str, stage: StageSlices, name: str, index: int) -> list[dict[str, Any]]:
-    """The name of a process or thread, and where it is shown."""
-    arguments: dict[str, dict[str, Any]] = {
-        f"{what}_name": {"name": name},
-        f"{what}_sort_index": {"sort_index": index},
-    }
-    return [
-        {"ph": "M", "name": event, **_track(stage), "args": args}
-        for event, args in arguments.items()
-    ]
-
-
-def _track(stage: StageSlices) -> dict[str, int]:
-    return {"pid": stage.replica + 1, "tid": stage.stage + 1}
-
-
 def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]:
     columns = records.replicas[slices.replica].iterations
     track = {"ph": "X", **_track(slices)}
@@ -275,32 +268,29 @@ def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]
     for i, row in enumerate(slices.row.tolist()):
         start, finish = float(slices.start[i]), float(slices.finish[i])
         if slices.bubble_s[i] > 0:
-            began = float(slices.bubble_start[i])
-            events.append(
-                {
-                    **track,
-                    "name": f"bubble {bubble_name(int(slices.bubble_kind[i]))}",
-                    "cat": "bubble",
-                    "cname": "terrible",
-                    **_span(began, start),
-                }
-            )
+            about = {"name": f"bubble {bubble_name(int(slices.bubble_kind[i]))}", "cat": "bubble"}
+            span = _span(float(slices.bubble_start[i]), start)
+            events.append({**track, **about, "cname": "terrible", **span})
         kind = KINDS[slices.kind[i]]
         counts = {
             name: int(columns[name][row])
             for name in ("group", "prefill_tokens", "prefill_context", "decodes", "decode_context")
         }
-        events.append(
-            {
-                **track,
-                "name": f"{kind} {counts['prefill_tokens']}+{counts['decodes']}",
-                "cat": kind,
-                "cname": _COLOURS[kind],
-                **_span(start, finish),
-                "args": {"iteration": row, **counts},
-            }
-        )
+        about = {"name": f"{kind} {counts['prefill_tokens']}+{counts['decodes']}", "cat": kind}
+        about |= {"cname": _COLOURS[kind]}
+        arguments = {"iteration": row, **counts}
+        events.append({**track, **about, **_span(start, finish), "args": arguments})
     return events
+
+
+def _track(stage: StageSlices) -> dict[str, int]:
+    return {"pid": stage.replica + 1, "tid": stage.stage + 1}
+
+
+def _about(what: str, stage: StageSlices, name: str, index: int) -> list[dict[str, Any]]:
+    """The name of a process or thread, and where it is shown."""
+    told = ((f"{what}_name", {"name": name}), (f"{what}_sort_index", {"sort_index": index}))
+    return [{"ph": "M", "name": event, **_track(stage), "args": args} for event, args in told]
 
 
 def _span(start_s: float, finish_s: float) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ _LABELS = {
 @dataclass(frozen=True)
 class Compared:
     """One of two compared runs: name, policy, its numbers, the parts of its time (None: it has two
-    pools), served requests (prompt, output tokens), and the assumptions of its result."""
+    pools), served requests (prompt, output tokens), the assumptions of its result, and its model
+    and GPU."""
 
     label: str
     policy: str
@@ -66,6 +67,7 @@ class Compared:
     requests: tuple[bytes, ...]
     notes: tuple[str, ...]
     assumed: tuple[str, ...] = ()
+    deployment: Mapping[str, str] = field(default_factory=dict)
 
 
 def explain(folder: Path, progress: Progress = silent) -> Compared:
@@ -95,7 +97,8 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     policy, said = pools[-1].scenario.policy.name, stored.get("notes")
     assumed = tuple(said.get(scenario, ())) if isinstance(said, dict) else ()
     summary = stored["scenarios"][scenario]
-    return Compared(str(folder), policy, summary, parts, requests, tuple(notes), assumed)
+    served = {"model": deployment.model.name, "device": deployment.device.name}
+    return Compared(str(folder), policy, summary, parts, requests, tuple(notes), assumed, served)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +167,7 @@ def comparison(one: Compared, other: Compared) -> dict[str, Any]:
         "a": one.label,
         "b": other.label,
         "policies": [one.policy, other.policy],
+        "deployments": {"A": one.deployment, "B": other.deployment},
         "same_requests": one.requests == other.requests,
         "assumed": {"A": list(one.assumed), "B": list(other.assumed)},
         "notes": [*one.notes, *other.notes],

@@ -169,6 +169,9 @@ def test_the_options_are_in_the_order_of_their_price() -> None:
     found = recommend_section(None, recommended(FOUR, exact, screened=[SCREENED]))
     names = [row[0] for row in found.tables[0].rows]
     assert names == [FOUR["name"], SCREENED["name"], exact["name"]]
+    broken = [SCREENED | {"holds_at_rate": False}]
+    found = recommend_section(None, recommended(FOUR, screened=broken, rate=8.0))
+    assert [row[0] for row in found.tables[0].rows] == [FOUR["name"]]
 
 
 def test_what_was_left_out_is_a_table_that_begins_with_what_came_furthest() -> None:

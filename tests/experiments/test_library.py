@@ -126,7 +126,7 @@ def test_what_the_page_leaves_behind(told: dict[str, Any]) -> None:
     assert mine["mine"].deployment.scenario.policy.name == "PrefillFirst"
     cdf, completions, ledger, timeline = told["axes"].ravel()
     assert [line.get_label().split(":")[0] for line in cdf.lines] == ["orca", "sarathi"]
-    assert len(completions.lines) == 3  # and what arrived
+    assert len(completions.lines) == 2
     assert sum(len(bars.get_paths()) for bars in ledger.collections) >= 8
     assert timeline.get_xlim() == (2.0, 3.0)
     assert {boxes.get_label() for boxes in timeline.collections} == {"mixed", "bubble"}

@@ -155,8 +155,9 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         assert first["servers_90"] == [math.ceil(20 / high), math.ceil(20 / low)]
         section = recommend_section(None, content)
         value = f"{first['per_hour']:,.2f} USD per hour for 20 requests/s"
-        said = f"best: {replicas[0]} servers of TP 1 budget 128 seqs 8, {replicas[0]} GPUs, {value}"
-        assert section.answer.startswith(said)
+        least, most = first["servers_90"]
+        servers = f"best: {replicas[0]} servers ({least} to {most} at 90 %) of TP 1 budget 128 "
+        assert section.answer.startswith(f"{servers}seqs 8, {replicas[0]} GPUs, {value}")
         sizes = section.tables[0].note.splitlines()[-3:]
         assert re.fullmatch(
             r"One server fewer: .* breaks p90 ttft 500ms .*at 20.00 req.*", sizes[0]

@@ -58,7 +58,7 @@ Labs = Sequence[Lab]
 DASHES: tuple[Dash, Dash] = ("-", "--")
 """Of the variants."""
 NOTE = (
-    "Solid or plain: predicted. Dashed or hatched: paper-calibrated. Black: what the paper states."
+    "Solid or plain: predicted; dashed or hatched: paper-calibrated; black: what the paper states."
 )
 
 # Of what charts are made --------------------------------------------------------------------------
@@ -569,7 +569,8 @@ def _all_ratios(progress: Progress) -> dict[tuple[gpt3.Assumptions, int], Ratios
 
 
 def _save(charts: Sequence[Chart], out: Path, name: str) -> None:
-    write_whole(out / f"{name}.png", files(charts)["png"])
+    on = "GPT-3 on 64 A100" if name in ("pipeline", "tornado") else "LLaMA-13B on the A6000"
+    write_whole(out / f"{name}.png", files(charts, f"{name.replace('_', ' ')}: {on}")["png"])
 
 
 if __name__ == "__main__":

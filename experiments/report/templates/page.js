@@ -37,6 +37,7 @@ addEventListener("beforeprint", () => {
   for (const box of document.querySelectorAll(".chart > div")) {
     const { width, height } = box.getBoundingClientRect();
     box.style.setProperty("--width", `${width}px`);
+    box.style.setProperty("--height", `${height}px`);
     box.style.setProperty("--fit", Math.min(1, 690 / width, 900 / height));
   }
   for (const table of document.querySelectorAll("table")) {
