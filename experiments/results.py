@@ -129,7 +129,7 @@ def open_result(
 
 def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
     """Write ``summary.json``, which holds the kind of the folder."""
-    (folder / SUMMARY).write_bytes(json_bytes({"format": kind, "schema": SCHEMA, **content}))
+    (folder / SUMMARY).write_bytes(json_bytes({"format": kind, **content}))
 
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
@@ -235,8 +235,10 @@ def csv_bytes(table: Table) -> bytes:
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """A file of JSON, in which NaN and infinities are null."""
-    return (json.dumps(to_json(content), indent=2, allow_nan=False) + "\n").encode()
+    """A file of JSON with the version of its fields, in which NaN and infinities are null."""
+    return (
+        json.dumps({**to_json(content), "schema": SCHEMA}, indent=2, allow_nan=False) + "\n"
+    ).encode()
 
 
 def to_json(value: Any) -> Any:
