@@ -23,7 +23,7 @@ from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.simulator.views.metrics import STEADY, Analysis
 from ..config.base import Source
 from ..config.deployment import deploy
-from ..results import SCHEMA, SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
+from ..results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
 from ..run.ranking import half_width
 from .backends import Backend, Bundles
 from .jobs import Job, JobResult
@@ -208,7 +208,6 @@ def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> Non
     paired = paired_differences(table, plan.contrast, plan.axes)
     content = {
         "format": SWEEP_FORMAT,
-        "schema": SCHEMA,
         "name": plan.name,
         "description": plan.description,
         "notes": list(plan.notes),

@@ -14,7 +14,7 @@ from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.base import Source
 from ..config.deployment import deploy
 from ..config.scenario import POOLS, Scenario
-from ..results import FORMAT, SCHEMA, SUMMARY, json_bytes, parquet_bytes, run_files
+from ..results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
 from .plan import Run, SharedRequests, run_key
 
 _requests_of = SharedRequests()
@@ -82,7 +82,7 @@ def folder_files(job: Job) -> dict[str, bytes]:
     if run.after_warmup:
         summary["after_warmup"] = analysis.after_warmup()
         further[f"{name}/token_gaps.parquet"] = parquet_bytes(analysis.gaps_after_warmup())
-    content: dict[str, Any] = {"format": FORMAT, "schema": SCHEMA, "name": name, "key": run.key}
+    content: dict[str, Any] = {"format": FORMAT, "name": name, "key": run.key}
     content |= {"scenarios": {name: summary}, "ratios": {}, "reference": {}}
     files = run_files({name: (scenario, analysis)}, {"name": name})
     return {**files, **further, SUMMARY: json_bytes(content)}
