@@ -22,15 +22,6 @@ from tests.experiments.small_config import ROOT, SMALL, Write, called, refused, 
 COMMANDS = [name for names in GROUPS.values() for name in names]
 
 
-@pytest.mark.slow
-def test_run_prints_tables(write_config: Write, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    told = called("run", write_config(SMALL), "--out", out, "--verbose").stdout
-    for expected in ("Two schedulers on a small load.", "makespan", "speedup", "1.50", str(out)):
-        assert expected in told
-    assert (out / "figures" / "timeline.svg").is_file()
-
-
 def test_json_is_one_object_and_nothing_else(write_config: Write, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = called("run", write_config(SMALL), "--out", out, "--no-figures", "--json")
@@ -88,31 +79,6 @@ def test_user_errors(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("list models", "gpt3-175b"),
-        ("list devices", "a100-80g-sxm"),
-        ("list devices", "sglang, trtllm, vllm"),
-        ("list policies", "chunk_size=256, tile=128, chunk_rule=fill"),
-        ("list policies", "case=best (or worst, unconstrained)"),
-        ("lab calibrate --report --device a6000", "roofline alone"),  # it needs no datasets
-        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "gemm fp8"),
-        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "missed"),
-        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "met"),
-        ("--help", "--install-completion"),
-    ],
-)
-def test_lists(words: str, expected: str) -> None:
-    assert expected in called(*words.split()).stdout
-
-
-def test_check_says_what_would_run_and_version(write_config: Write) -> None:
-    told = called("run", "--dry-run", write_config(SMALL)).stdout
-    assert "small.yaml: good" in told and "8 x 8 x 1" in told
-    assert called("--version").stdout.strip()
-
-
 @pytest.mark.slow
 def test_every_command_has_help_with_an_example() -> None:
     for command in COMMANDS:
@@ -133,11 +99,6 @@ def test_the_commands_stand_in_groups_and_none_is_cut_off() -> None:
     for title, names in GROUPS.items():
         assert [name for name in found[f"{title}:"] if name != "lab"] == list(names)
     assert [*COMMANDS, "lab"] == list(typer.main.get_command(app).commands)
-
-
-def test_a_list_of_degrees_is_given_as_one_writes_it() -> None:
-    wrong = called("profile", "--model", "tiny-llama-40m", "--tp", "1", "x", code=2)
-    assert "Invalid value for '--tp'" in wrong.output
 
 
 def test_module_runs_like_the_command_and_help_imports_nothing_heavy() -> None:

@@ -593,8 +593,3 @@ def test_vllm_starts_every_checkpoint_that_has_a_name() -> None:
         own = {"dtype": spec.dtype} | ({"moe_dtype": spec.moe_dtype} if spec.moe_dtype else {})
         found = launch(scenario("vllm", model, **own))
         assert (found.command is None) == (not checkpoints(model))
-
-
-def test_of_names_small_and_capital_letters_are_alike() -> None:
-    for name in ("qwen3-8b", "Qwen/Qwen3-8B-FP8"):
-        assert launch(scenario("vllm", name.upper())) == launch(scenario("vllm", name))

@@ -30,7 +30,6 @@ from sarathi_sim.experiments.capacity.recommend import (
     far_neighbours,
     recommend,
     recommend_files,
-    refined,
     servers_90,
     whole,
     winner,
@@ -49,7 +48,6 @@ from tests.experiments.small_config import HERE, called
 from tests.experiments.small_laboratory import (
     analysed,
     laboratory,
-    opened,
     question,
     served_per_s,
     verdict_of,
@@ -218,16 +216,6 @@ def test_what_a_replica_must_carry(given: dict[str, object]) -> None:
         assert worth.of(option, 0.9 * load).value < value
 
 
-def test_one_replica_gets_its_share_of_the_arrivals() -> None:
-    """Every fourth of Poisson arrivals: gaps that are the sums of four."""
-    (option, *_), _ = deployable(wanted())
-    one = whole(option, 4).at(Probe(20.0, 3, 50), "rate").scenario
-    assert (one.cluster.replicas, one.seed, one.workload.requests) == (1, 3, 50)
-    assert (one.workload.every, one.workload.arrivals.kind) == (4, "poisson")
-    alone = option.at(Probe(20.0, 3, 50), "rate").scenario.workload
-    assert (alone.every, alone.arrivals.kind) == (1, "poisson")
-
-
 @pytest.mark.parametrize("router", ROUTERS)
 def test_only_behind_a_router_that_takes_turns_one_replica_stands_for_all(router: Router) -> None:
     """Behind any other a probe has all replicas, all of the traffic, and as many requests each."""
@@ -380,25 +368,6 @@ def test_fronts() -> None:
 def test_mistakes_are_named(options: list[str], message: str) -> None:
     words = ("recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, *options)
     assert message in called(*words, code=2).stderr
-
-
-@pytest.mark.slow
-def test_recommend_refines_on_request(tmp_path: Path) -> None:
-    few = Replications(least=2, most=2)
-    asked = wanted(gpus=1, slo="p90 ttft 1s, p90 tbt_max 150ms", workload="600:10", seqs="4",
-                   budget="128,1024", tolerance=0.5)  # fmt: skip
-    asked = regular(asked, 0.1, tolerance=0.5, requests=200, replications=few)
-    prices, said = load_prices(None), list[str]()
-    with opened(tmp_path, asked.section) as lab:
-        found = refined(lab, asked, prices, said.append, 1)
-    assert "refining: budgets (128, 576, 1024), sequence limits (4,)" in said
-    named = {one.option.name for one in (*found.finalists, *found.screened)} | found.dropped.keys()
-    assert {name.partition(" x ")[0] for name in named} == {
-        f"TP 1 budget {budget} seqs 4" for budget in (128, 576, 1024)
-    }
-    content = answer_of(found, asked, prices)
-    assert content["winner"] == "TP 1 budget 128 seqs 4 x 1"
-    assert [one["name"] for one in content["far_neighbours"]] == ["TP 1 budget 576 seqs 4"]
 
 
 # Next to the best -------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.sweeps.backends import Bundles, InProcess, LocalProcesses, Outcomes
+from sarathi_sim.experiments.sweeps.backends import Bundles, InProcess, Outcomes
 from sarathi_sim.experiments.sweeps.execute import ATTEMPTS
 from sarathi_sim.experiments.sweeps.jobs import work
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
@@ -63,27 +62,6 @@ def test_the_table_has_a_row_per_run_in_order(tiny_files: Files, tmp_path: Path)
         summary = json.loads(tiny_files[f"runs/{row['run']}/summary.json"])
         assert summary["scenarios"][row["scenario"]]["makespan_s"] == row["makespan_s"]
         assert summary["scenarios"][row["scenario"]]["tbt_s"]["p99"] == row["tbt_s.p99"]
-
-
-@pytest.mark.slow
-def test_a_killed_worker_costs_nothing(
-    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path
-) -> None:
-    killed: list[int] = []
-    backend = LocalProcesses(2)
-
-    def kill_one() -> None:
-        wait_for_runs(tmp_path / "sweep", 3)
-        killed.append(backend.processes[0])
-        os.kill(killed[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_one)
-    killer.start()
-    report = swept(tiny_plan, tmp_path / "sweep", backend)
-    killer.join()
-    assert killed
-    assert report.finished == RUNS
-    assert tree(tmp_path / "sweep") == tiny_files
 
 
 class Deadly(InProcess):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,22 +12,8 @@ import pytest
 
 from sarathi_sim.experiments import cli
 from sarathi_sim.experiments.report.render import consoles
-from tests.experiments.small_config import ROOT, SMALL, Write, called
+from tests.experiments.small_config import ROOT, called
 from tests.patience import PATIENCE_S
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_other_encodings(write_config: Write, encoding: str) -> None:
-    config = write_config(SMALL)
-    words = [sys.executable, "-m", "sarathi_sim", "run", "--dry-run", str(config)]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run(
-        [*words, "--set", "model=模型"], cwd=ROOT, capture_output=True, env=environment
-    )
-    assert done.returncode == 2
-    assert b"Traceback" not in done.stderr
-    assert b"unknown model" in done.stderr
 
 
 def test_tables_are_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
