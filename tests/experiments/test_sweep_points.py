@@ -78,10 +78,7 @@ def test_all_that_is_compared_is_at_every_drawn_point() -> None:
         ({"zip": {"a": [1, 1], "b": [2, 2]}}, r"sweep\.zip: value .*: is given twice"),
         ({"grid": {"a": {"from": 1, "to": 2}}}, "needs either step or num"),
         ({"grid": {"a": {"from": 1, "to": 2, "step": 1, "num": 2}}}, "needs either step or num"),
-        (
-            {"grid": {"a": {"from": 3, "to": 2, "num": 2}}},
-            r"\.to: value 2: must be at least from, 3",
-        ),
+        ({"grid": {"a": {"from": 3, "to": 2, "num": 2}}}, r"\.to: value 2: must be at least from,"),
         ({"grid": {"a": {"from": 0, "to": 2, "num": 2, "scale": "log"}}}, "from above 0"),
         ({"grid": {"a": {"from": 0, "to": 1e9, "step": 1e-9}}}, "at most 200000"),
         ({"zip": {"a": [1], "b": [1, 2]}}, "the same number of values: a has 1, b has 2"),
