@@ -8,7 +8,6 @@ import html
 import json
 import re
 import shlex
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,18 +135,6 @@ def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
     azure = "workload: none was given, so Azure's conversations of 2023"
     assert answered(asked).assumed[0] == azure
     assert not any("Azure" in line for line in answered(shipped).assumed)
-
-
-def test_prices_and_what_was_not_tried_are_said() -> None:
-    _, prices, *_, not_tried = answered(wanted(model="llama-3.1-8b", workload="9:9")).assumed
-    assert prices == "prices: USD of 2026-01-01, assumed"
-    assert not_tried == (
-        "not tried: token budgets but 2048; sequence limits but 256; formats but fp8_block; "
-        "stacks but vllm; speculation (--speculation); prefill and decode workers (--pools); any "
-        "other setting of the engine"
-    )
-    pooled = replace(wanted(model="llama-3.1-8b"), pools=True).not_tried
-    assert "--pools" not in pooled and "workers with pipeline stages" in pooled
 
 
 # fp8 -----------------------------------------------------------------------------------------

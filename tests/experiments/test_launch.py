@@ -239,11 +239,6 @@ def test_ranks(engine: str, tp: int, told: dict[str, str]) -> None:
     assert " a rank's." in " ".join(comments(command))
 
 
-def test_sglang_has_no_n_gram_drafts_with_ranks() -> None:
-    found = launch(with_ranks("sglang", speculation=drafts_of("ngram")))
-    assert found.command is None and "no n-gram drafts" in str(found.needs)
-
-
 @pytest.mark.parametrize("tp", [1, 2])
 def test_sglang_divides_what_it_is_told_by_its_ranks(tp: int) -> None:
     policy = {"name": "sglang", "chunked_prefill_size": 512, "max_running_requests": 12}
@@ -260,12 +255,13 @@ def test_sglang_divides_what_it_is_told_by_its_ranks(tp: int) -> None:
     assert any("Dense layers" in line for line in comments(command)) == (tp == 2)
 
 
-def test_tensorrt_llms_ranks_have_one_gpu_each() -> None:
-    found = launch(with_ranks("trtllm", tp=2))
-    assert found.command is None and "one GPU each" in str(found.needs)
-
-
-def test_ranks_on_several_nodes_are_said_to_be() -> None:
+def test_what_ranks_cannot_have_and_that_they_are_on_several_nodes_is_said() -> None:
+    for one, why in (
+        (with_ranks("sglang", speculation=drafts_of("ngram")), "no n-gram drafts"),
+        (with_ranks("trtllm", tp=2), "one GPU each"),
+    ):
+        found = launch(one)
+        assert found.command is None and why in str(found.needs)
     one, many = (started(with_ranks("vllm", tp)) for tp in (2, 4))
     assert "nodes" not in one
     assert "16 GPUs are more than a node's 8" in " ".join(comments(many))

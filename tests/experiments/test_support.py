@@ -76,14 +76,3 @@ def test_details_are_those_of_a_run() -> None:
         assert meta.environment[op] == origin["mark"]
         assert meta.kernels.half_width_pct[op] == origin["half_width_pct"]
     assert fp8["memory"]["weight_bytes"] == run.memory.weight_bytes
-
-
-def test_a_calibrated_device_needs_no_bundle() -> None:
-    """Without profiles of the user's own a run asks the calibrated device."""
-    config = "name: s\nmodel: llama-3.1-8b\ndevice: a40\n"
-    config += "workload: {requests: 3, lengths: {kind: uniform, min: 9, max: 99}, pd_ratio: 2}\n"
-    config += "cluster: {max_length: 256}\npolicy: {name: sarathi}\nscenarios: {a: {}}\n"
-    run = deployed(config)["a"]
-    assert run.ops.meta.source == "modelled" and len(run.bundle_sha256) == 64
-    assert any(note.startswith("op times: all modelled") for note in run.notes)
-    assert np.all(run.simulate().replicas[0].stage_durations() > 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -14,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.experiments.results import read_summary, result_folder
+from sarathi_sim.experiments.results import result_folder
 from sarathi_sim.profiler.storage.files import LARGEST_FILE, open_file, read_bounded
 from sarathi_sim.profiler.storage.folder_lock import held, is_held
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
-from tests.experiments.small_config import ROOT, SMALL, Write, refused, summary_of
+from tests.experiments.small_config import ROOT, SMALL, Write, refused
 
 
 @pytest.fixture(autouse=True)
@@ -84,23 +83,6 @@ def test_the_opener(tmp_path: Path) -> None:
         file.truncate(LARGEST_FILE + 1)
     with pytest.raises(SpecError, match=r"\(8 MiB\)$"):
         read_bounded(tmp_path / "large")
-
-
-def test_a_number_of_400_digits_in_a_summary(copy: Path, tmp_path: Path) -> None:
-    summary = summary_of(copy)
-    for numbers in summary["scenarios"].values():
-        numbers["makespan_s"] = 10**400
-    (copy / "summary.json").write_text(json.dumps(summary))
-    assert read_summary(copy) == {}
-    for command in ("report", "plot"):
-        assert str(copy) in refused(command, copy, "--out", tmp_path / f"{command}.html")
-
-
-def test_a_rate_beyond_all_clocks(write_config: Write) -> None:
-    varying = "workload.arrivals={kind: varying, rates: [{at_s: 0, rate: 1.0e-9}]}"
-    line = refused("run", "--dry-run", write_config(SMALL), "--set", varying)
-    assert "workload.arrivals.rates: value " in line
-    assert "the last request arrives after" in line
 
 
 def test_an_out_that_cannot_be_written_names_the_option(
