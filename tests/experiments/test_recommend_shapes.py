@@ -406,7 +406,8 @@ def test_the_winner_keeps_the_slo_with_another_seed(
     tokens = row["carries"] * np.mean([r.output_tokens for r in option.deployment.requests])
     cost = row["per_hour"] / 3600 / tokens * 1e6
     assert row["per_million_output_tokens"] == pytest.approx(cost, rel=0.01)
-    assert all(word in f"{option.name} {content['command']}" for word in words)
+    text = f"{option.name} {content['command']}"
+    assert all(word in text for word in words)
     again = winner(content, asked)
     load_experiment(again)  # no key that both pools set stands above them
     assert again.pop("name") == "winner" and again.pop("capacity")["slo"] == section.slo
