@@ -164,7 +164,7 @@ def test_another_machine_with_the_same_gpu_torch_and_format_goes_on(
 
 @pytest.mark.slow
 def test_profile_imports_no_simulator() -> None:
-    """Neither it nor what a simulation needs: a GPU node has torch, pandas, scipy, psutil and typer."""
+    """Neither it nor what a simulation needs: a GPU node has torch, pandas, scipy and typer."""
     code = (
         "import sys\n"
         "from sarathi_sim.experiments.cli import main\n"
