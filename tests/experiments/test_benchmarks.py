@@ -72,6 +72,7 @@ VLLM_MEANS: dict[str, Any] = {
     "failed": 0,
     "total_input_tokens": 600,
     "total_output_tokens": 6,
+    "request_goodput": None,
     "output_throughput": 6 / 0.56,
     "mean_ttft_ms": 60.0,
     "mean_tpot_ms": 20.0,

@@ -116,9 +116,9 @@ def test_a_command_is_the_library_function(name: str) -> None:
     """One name and one docstring; its options are parameters, with what they say and default to.
     The page of help fits one screen and has examples."""
     function = getattr(sim, {"list": "list_"}.get(name, name))
-    shown = CliRunner().invoke(app, [name, "--help"], terminal_width=100).stdout
-    page = " ".join(shown.split())
-    assert len(shown.splitlines()) <= 60
+    page = " ".join(called(name, "--help").stdout.split())
+    narrow = CliRunner().invoke(app, [name, "--help"], terminal_width=100).stdout
+    assert len(narrow.splitlines()) <= 60
     assert "Examples:" in page and f"sarathi-sim {name}" in page
     first, *_ = (function.__doc__ or "").split("\n\n")
     assert " ".join(first.split()) in page
