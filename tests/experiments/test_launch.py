@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sarathi_sim.experiments.capacity.launch import launch
+from sarathi_sim.experiments.capacity.launch import launch, load_test
 from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.inputs import version_defaults
 from sarathi_sim.experiments.config.loading import check_scenario
@@ -559,6 +559,19 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
         else:
             assert formats == ("bf16", None) and one.dtype in ("fp8", "fp8_block")
         assert values["trust_remote_code"] == own.custom_code
+
+
+def test_a_load_leaves_out_what_either_pool_is_too_short_for(tmp_path: Path) -> None:
+    (log := tmp_path / "log.csv").write_text("prompt,decode\n100,5\n300,5\n700,5\n900,5\n")
+    load = {"lengths": {"kind": "trace", "path": str(log)}, "too_long": "reject"}
+    pools = {
+        "prefill": {"cluster": {"max_length": 800}},
+        "decode": {"cluster": {"max_length": 600}},
+    }
+    found = load_test(
+        scenario("vllm", "qwen3-32b", cluster={}, disaggregation=pools, workload=load)
+    )
+    assert found is not None and "Left out, as they are too long: 2." in found[0]
 
 
 def test_graphs_and_fusions_that_are_not_the_versions_are_said() -> None:
