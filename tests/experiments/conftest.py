@@ -83,7 +83,6 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_plan(tiny_config: Path) -> SweepPlan:
-    """Its runs."""
     return plan_sweep(tiny_config)
 
 
@@ -98,7 +97,6 @@ def tiny_sweep(tiny_plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def tiny_files(tiny_sweep: Path) -> Files:
-    """Every file of it."""
     return tree(tiny_sweep)
 
 

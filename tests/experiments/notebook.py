@@ -53,7 +53,6 @@ def _outputs(code: str, where: str, names: dict[str, Any], number: int) -> Itera
 
 
 def write() -> None:
-    """The notebook with its outputs."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     found = outputs(notebook)
     for number, cell in enumerate(notebook["cells"]):

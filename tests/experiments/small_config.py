@@ -76,7 +76,6 @@ def loaded(config: Path | str | Mapping[str, Any], *assignments: str) -> Experim
 
 
 def deployed(config: Path | str | Mapping[str, Any], *assignments: str) -> dict[str, Deployment]:
-    """Its deployments."""
     return deploy_all(loaded(config, *assignments))
 
 
@@ -88,7 +87,6 @@ def message(config: Path | str | Mapping[str, Any], *assignments: str) -> str:
 
 
 def summary_of(result: Path) -> Any:
-    """The content of its ``summary.json``."""
     return json.loads((result / "summary.json").read_text())
 
 

@@ -44,7 +44,6 @@ def opened(folder: Path, section: CapacitySection) -> Iterator[Laboratory]:
 
 
 def analysed(scenario: Scenario) -> Analysis:
-    """A run of the scenario."""
     return Analysis(deploy(scenario, HERE).simulate())
 
 
@@ -55,7 +54,6 @@ def served_per_s(option: Option, requests: int) -> float:
 
 
 def verdict_of(scenario: Scenario, objectives: Sequence[Objective]) -> Verdict:
-    """Whether a run of the scenario keeps them."""
     deployment = deploy(scenario, HERE)
     analysis = Analysis(deployment.simulate())
     summary = deployment.summary(analysis)

@@ -60,7 +60,6 @@ def swept(
     resume: bool = False,
     say: Callable[[str], object] = print,
 ) -> Report:
-    """Do the sweep, or go on with it, in a folder."""
     store = Store(folder)
     store.open(resume)
     return execute(plan, store, backend, say=say)

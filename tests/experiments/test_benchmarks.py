@@ -166,7 +166,6 @@ CALLS = [
 
 
 def guidellm(strategy: dict[str, Any], calls: Any = CALLS, **totals: int) -> dict[str, Any]:
-    """An entry of guidellm's ``benchmarks``."""
     means = {
         "prompt_token_count": 200.0,
         "output_token_count": 2.0,

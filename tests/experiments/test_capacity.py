@@ -252,7 +252,6 @@ def plan(tolerance: float, least: int, most: int, **given: Any) -> SearchPlan:
 def searched(
     given: SearchPlan, limits: dict[int, float], power: float, **how: float
 ) -> tuple[searching.Capacity, list[Probe]]:
-    """A capacity, and the probes that it took."""
     return answer(searching.capacity(given), limits, power, **how)
 
 

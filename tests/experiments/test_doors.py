@@ -257,7 +257,6 @@ def test_no_name_leaves_the_output_folder(name: str) -> None:
 
 
 def test_nothing_unpickles() -> None:
-    """No package reads a pickle."""
     reads = re.compile(
         r"^\s*(import|from) (pickle|dill|shelve)\b|read_pickle|allow_pickle=True|joblib\.load", re.M
     )

@@ -77,14 +77,12 @@ def words(command: str) -> list[str]:
 
 
 def started(one: Scenario) -> str:
-    """The command that starts it."""
     command = launch(one).command
     assert command is not None
     return command
 
 
 def drafts_of(method: str) -> dict[str, Any]:
-    """Two drafts a decode."""
     return {"method": method, "draft_length": 2, "acceptance": [0.8, 0.6]}
 
 
@@ -167,7 +165,6 @@ RANKS = {"dp": 4, "expert_parallel": True, "max_length": 4096}
     ],
 )
 def test_what_no_command_says_is_no_command(engine: str, cluster: dict[str, Any]) -> None:
-    """It would start something else."""
     with pytest.raises(ValueError, match="no command says"):
         launch(scenario(engine, "qwen3-30b-a3b", cluster=cluster))
 
@@ -447,17 +444,14 @@ Reading = Callable[[Scenario], Any]
 
 
 def setting(key: str) -> Reading:
-    """The policy's."""
     return lambda one: one.policy.described()[key]
 
 
 def cached(key: str, otherwise: Any = None) -> Reading:
-    """The KV cache's."""
     return lambda one: getattr(one.kv_cache, key) or otherwise
 
 
 def drafted(one: Scenario) -> int | None:
-    """The draft length."""
     return one.speculation and one.speculation.draft_length
 
 

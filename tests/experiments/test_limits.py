@@ -131,7 +131,6 @@ def test_of_a_device_small_and_capital_letters_are_alike() -> None:
 def test_options(
     command: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is written."""
     monkeypatch.chdir(tmp_path)
     words = [word.replace("X", "p99 ttft 1s") for word in command.split()]
     line = refused(*words)

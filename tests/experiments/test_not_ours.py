@@ -36,7 +36,6 @@ def untouched(folder: Path, *words: object) -> str:
 
 @pytest.fixture
 def swept(tiny_sweep: Path, tmp_path: Path) -> Path:
-    """A sweep that a test may disturb."""
     return Path(shutil.copytree(tiny_sweep, tmp_path / "out"))
 
 
@@ -147,7 +146,6 @@ def written(
     force: bool = False,
     **facts: str | int | float,
 ) -> Path:
-    """Write a bundle; returns its folder."""
     bundle = device_bundle("a6000", load_model("tiny-llama-40m"), 1)
     meta = replace(bundle.meta, device=device, source=source, environment=facts)
     path = bundle_path(root, device, bundle.meta.model, 1)
@@ -156,7 +154,6 @@ def written(
 
 
 def measured(root: Path, device: str, **facts: str | int | float) -> Path:
-    """A bundle that says that it was measured."""
     return written(root, device, "measured", **facts)
 
 

@@ -75,7 +75,6 @@ mixture = partial(
 
 
 def pooled(asked: Wanted) -> tuple[list[Option], list[Option]]:
-    """The deployments without pools, and those with."""
     options, _ = deployable(asked)
     prices = load_prices(None)
     described = pool_layouts(asked, options, parse_slo(asked.section.slo), prices.of)

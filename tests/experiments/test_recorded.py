@@ -51,7 +51,6 @@ def line(prompt: int, output: int, queued: float, first: float, last: float) -> 
 
 @pytest.fixture
 def replayed(tmp_path: Path) -> Path:
-    """Two requests, the later one first in the file."""
     path = tmp_path / "requests.jsonl"
     path.write_text(
         line(200, 1, 1000.5, 1000.75, 1000.75) + "\n" + line(300, 11, 1000.0, 1000.25, 1001.25)

@@ -50,7 +50,6 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def half(trace: Path) -> Path:
-    """A configuration of it."""
     (path := trace.parent / "half.yaml").write_text(HALF.replace("long.csv", str(trace)))
     return path
 
@@ -144,7 +143,6 @@ def test_capacity_counts_what_is_served(half: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm", "sarathi_serve"])
 def test_a_cache_smaller_than_every_request_is_no_result(policy: str, tmp_path: Path) -> None:
-    """Nor has it a capacity."""
     few = f"scenarios={{v: {{policy: {{name: {policy}}}, kv_cache: {{num_blocks: 8}}}}}}"
     words, out = ("vllm_llama3_8b", "--set", few, "--out", tmp_path / "out"), tmp_path / "out"
     said = "scenarios.v.kv_cache.num_blocks: value 8: every request is rejected"

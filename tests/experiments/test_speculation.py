@@ -161,7 +161,6 @@ def test_published_acceptance() -> None:
 
 
 def verified(count: int, drafts: int, context: int) -> Batch:
-    """Decodes with drafts."""
     rows = tuple((Sequence(i, context, 1, 0), 1 + drafts, context) for i in range(count))
     held = count * context
     return Batch(0, (), 0, count, held, context, verified=rows, drafts=count * drafts)

@@ -71,14 +71,12 @@ scenarios: {it: {}}
 
 
 def checkpoint(folder: Path, config: dict[str, object]) -> Path:
-    """A folder with a ``config.json``."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 def note_of(deployment: Deployment, topic: str) -> str:
-    """The one note that begins so."""
     (note,) = (note for note in deployment.notes if note.startswith(topic))
     return note
 

@@ -129,7 +129,6 @@ Change = Callable[[pd.DataFrame, dict[str, Any]], Any]
 
 
 def damaged(sweep: Path, to: Path, change: Change) -> Path:
-    """A copy of the sweep, its table and summary changed."""
     to.mkdir()
     table, summary = pd.read_parquet(sweep / "results.parquet"), summary_of(sweep)
     change(table, summary)
