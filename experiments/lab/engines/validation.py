@@ -71,7 +71,7 @@ def load_validation(config: str, assignments: Assignments = ()) -> Experiment:
     return experiment
 
 
-def check_machine(*, realtime: bool) -> None:
+def check_machine(*, realtime: bool = False) -> None:
     """Raises UserError if the engine cannot run here."""
     if importlib.util.find_spec("torch") is None:
         raise UserError(

@@ -160,24 +160,24 @@ def fitted_devices(device: str | None) -> dict[str, dict[str, FittedOp]]:
 def report(fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
     """One row an op: rows, held-out median, p95, worst, and the same for the roofline alone."""
     return pd.DataFrame(
-        {
-            **{"op": op, "rows": fit.rows},
-            **asdict(fit.held_out),
-            **{f"roofline_{name}": error for name, error in asdict(fit.roofline_only).items()},
-            "hold_out": fit.hold_out,
-        }
+        {"op": op, "rows": fit.rows, **_percent(fit.held_out),
+         **_percent(fit.roofline_only, "roofline alone: "), "hold_out": fit.hold_out}
         for op, fit in fitted.items()
-    )
+    )  # fmt: skip
 
 
 def structure(fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
     """Held-out errors by ranges of the inputs, tile edges, and rows of other sources."""
     return pd.DataFrame(
-        {"op": op, "kind": kind, "where": where, **asdict(stats)}
+        {"op": op, "kind": kind, "where": where, **_percent(stats)}
         for op, fit in fitted.items()
         for kind, table in (("held out", fit.structure), ("other source", fit.checks))
         for where, stats in table.items()
     )
+
+
+def _percent(stats: ErrorStats, of: str = "") -> dict[str, float]:
+    return {f"{of}{name.removesuffix('_pct')}": error for name, error in vars(stats).items()}
 
 
 def columns_of(frame: pd.DataFrame) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.policy import Policy
@@ -261,6 +261,11 @@ def served_token_s(m: Machine, op: str, policy: Name, chunk: int, length: int, b
     """Seconds a token in a group of ops (or in ``all``), at the P:D that suits the chunk."""
     run = served(m, policy, batch, length, balanced(chunk, batch))
     return run.share(run.ops if op == "all" else PARTS.get(op, (op,)))
+
+
+def served_token_ms(m: Machine, **setting: Any) -> float:
+    """:func:`served_token_s` in milliseconds."""
+    return 1e3 * served_token_s(m, **setting)
 
 
 def gain(

@@ -48,11 +48,7 @@ from .rows import METRICS, Name, Positive, present, read_tables
 from .runs import NORMAL_90, Bench, bench
 
 T = TypeVar("T")
-LATENCIES = {
-    f"{metric}_ms_{statistic}": (f"{metric}_s", statistic)
-    for metric in METRICS
-    for statistic in ("mean", "p99")
-}
+LATENCIES = {f"{m}_ms_{s}": (f"{m}_s", s) for m in METRICS for s in ("mean", "p99")}
 """The scored latencies, with their places in a run's summary."""
 CAPACITY = "capacity_per_s"
 A_REPLICA, OF_PILOT = 20_000, 2_000
@@ -168,10 +164,7 @@ class MlperfRun(BaseModel):
     @property
     def stresses(self) -> dict[str, float]:
         """P99 over its limit, by metric; where the larger is near 1 the run stopped there."""
-        return {
-            "ttft": self.ttft_ms_p99 / self.ttft_limit_ms,
-            "tpot": self.tpot_ms_p99 / self.tpot_limit_ms,
-        }
+        return {m: getattr(self, f"{m}_ms_p99") / getattr(self, f"{m}_limit_ms") for m in METRICS}
 
     @property
     def stopped(self) -> bool:
@@ -236,10 +229,6 @@ class MlperfHost:
         return _root_mean_square(alike or [*others.values()] or [0.0])
 
 
-def _root_mean_square(values: Sequence[float]) -> float:
-    return float(np.sqrt(np.mean(np.square(values))))
-
-
 @lru_cache(maxsize=1)
 def mlperf_host() -> MlperfHost:
     """The shipped constants."""
@@ -272,8 +261,8 @@ def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
     path = folder / f"lengths_{run.model}.csv"
     rng = np.random.default_rng(seed)
     prompt = _column(path, "input_tokens")
-    rounds = -(-run.n_queries // len(prompt))
-    order = np.concatenate([rng.permutation(len(prompt)) for _ in range(rounds)])[: run.n_queries]
+    rounds = range(-(-run.n_queries // len(prompt)))
+    order = np.concatenate([rng.permutation(len(prompt)) for _ in rounds])[: run.n_queries]
     output: Floats = np.ones(len(order))
     if task.output is not None:
         output = _column(path, task.output.format(run.measurement_weight_type))
@@ -350,6 +339,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             "batching_wait_iters": flags.get("adp_balancing_batching_wait_iters", 10),
             "timeout_iters": flags.get("adp_balancing_timeout_iters", 500),
         }
+    placed = {"router": ROUTERS[run.scenario], "max_length": run.max_seq_tokens}
     computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
     slower = dict.fromkeys(computing, SLOWER[run.gpu]) if run.gpu in SLOWER else None
     return {
@@ -358,13 +348,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         "stack": stack if version is None else f"{stack}@{version}",
         "dtype": FORMATS[run.measurement_weight_type],
         "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
-        "cluster": present(
-            pp=run.pp,
-            replicas=replicas,
-            router=ROUTERS[run.scenario],
-            max_length=run.max_seq_tokens,
-            **layout,
-        ),
+        "cluster": present(pp=run.pp, replicas=replicas, **placed, **layout),
         "workload": {
             "lengths": {"kind": "trace", "path": str(trace)},
             "arrivals": {"kind": "trace"},
@@ -382,7 +366,6 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
 
 
 # Predictions ------------------------------------------------------------------------------------
-
 
 Band = tuple[float, float, float]
 """A predicted number, and the ends of its 90 % band."""
@@ -447,8 +430,8 @@ class ScoredMlperf:
 
         def errors(runs: Sequence[MlperfRun], key: str) -> dict[str, float]:
             off = [100 * (best[run.id].numbers[key][0] / getattr(run, key) - 1) for run in runs]
-            mape, bias = float(np.mean(np.abs(off))), float(np.mean(off))
-            return {"rows": len(off), "mape": mape, "bias": bias}
+            sizes = {"mape": float(np.mean(np.abs(off))), "bias": float(np.mean(off))}
+            return {"rows": len(off), **sizes}
 
         same = sum(run.stopped and best[run.id].binds == run.binds for run in answered)
         return {
@@ -459,9 +442,7 @@ class ScoredMlperf:
                 | {"same_limit": same, "in_90": sum(capacity_error.inside(self.capacities))},
                 "proven": judged(False),
                 "latencies": {
-                    name: {key: errors(of, key) for key in LATENCIES}
-                    for name, of in groups.items()
-                    if of
+                    n: {key: errors(of, key) for key in LATENCIES} for n, of in groups.items() if of
                 },
                 "in_band_pct": 100 * float(np.mean(inside)) if inside else None,
             },
@@ -486,13 +467,10 @@ class ScoredMlperf:
         """``predictions.csv``, and the constants if they were fitted."""
         ends, lines = ("", "_low", "_high"), []
         for id in dict.fromkeys([*(run.id for run in self.runs), *self.refused]):
-            numbers = self.best[id].numbers if id in self.best else {}
-            cells = {
-                f"{key}{end}": x
-                for key, of in numbers.items()
-                for end, x in zip(ends, of, strict=True)
-            }
-            lines.append({"id": id, **cells, "reason": " ".join(self.refused.get(id, "").split())})
+            cells = {"id": id, "reason": " ".join(self.refused.get(id, "").split())}
+            for key, of in self.best[id].numbers.items() if id in self.best else ():
+                cells |= dict(zip((f"{key}{end}" for end in ends), of, strict=True))
+            lines.append(cells)
         columns = [f"{name}{end}" for name in (CAPACITY, *LATENCIES) for end in ends]
         table = pd.DataFrame(lines, columns=["id", *columns, "reason"])
         table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
@@ -549,6 +527,10 @@ def errors_of_cells(
     return {cell: _root_mean_square(off) for cell, off in found.items()}
 
 
+def _root_mean_square(values: Sequence[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
 @dataclass(frozen=True, eq=False)
 class LoadGenOption(Option):
     """The system of a run, and how its capacity is searched."""
@@ -599,8 +581,7 @@ def options_of(
     runs: Sequence[MlperfRun], lengths: Path, at: Bench, refused: dict[str, str]
 ) -> dict[str, LoadGenOption]:
     """The systems by id, shared by runs with equal scenarios; ``refused`` gets the reasons."""
-    found: dict[str, LoadGenOption] = {}
-    alike: dict[str, LoadGenOption] = {}
+    found, alike = dict[str, LoadGenOption](), dict[str, LoadGenOption]()
     requests = SharedRequests()
     for number, run in enumerate(runs):
         at.progress("checking", number, len(runs))
@@ -627,9 +608,8 @@ def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Pat
     if not path.is_file():
         first = {"n_queries": run.simulated, "output_tokens_mean": mean}
         found = requests_of(run.model_copy(update=first), lengths)
-        columns = ("arrival_s", "prompt_tokens", "output_tokens")
-        values = (found.arrival_s, found.prompt, found.output)
-        table = pd.DataFrame(dict(zip(columns, values, strict=True)))
+        lengths_of = {"prompt_tokens": found.prompt, "output_tokens": found.output}
+        table = pd.DataFrame({"arrival_s": found.arrival_s, **lengths_of})
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, table.to_csv(index=False).encode())
     return path
