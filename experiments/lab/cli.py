@@ -275,10 +275,7 @@ def import_profile(
 
 
 def accuracy(
-    *,
-    datasets: DatasetsOption = None,
-    out: AlsoOption = None,
-    progress: Progress = silent,
+    *, datasets: DatasetsOption = None, out: AlsoOption = None, progress: Progress = silent
 ) -> Result:
     """Score the regressions on public measurements (needs them).
 

@@ -208,7 +208,7 @@ def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.Mon
     assert rows[0]["paper"] == 92.33 and rows[0]["ok"] is True
     assert "predicted: 2 of 2 reproduced" in output
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert json.loads(called(*words, "--json").stdout) == {"claims": rows}
+    assert json.loads(called(*words, "--json").stdout) == {"schema": 1, "claims": rows}
     one_variant = called("lab", "reproduce", "tp_batch", "--variant", "predicted").output
     assert "predicted: 1 of 1" in one_variant and "paper-calibrated" not in one_variant
     listing = called("lab", "reproduce", "--list").output

@@ -23,13 +23,7 @@ from ...config.inputs import HostConstants, HostTimes, StackErrors, host_times
 from .errors import errors
 from .rows import METRICS, Measured, ServerTimes
 from .runs import Draws, stack_sigma, with_bands
-from .scenarios import (
-    campaign_of,
-    mean_prompt,
-    measured_cold,
-    server_of,
-    stack_of,
-)
+from .scenarios import campaign_of, mean_prompt, measured_cold, server_of, stack_of
 
 PARTS = 5
 """Parts of the servers that are left out in turn."""

@@ -24,15 +24,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.kernels.wide_times import MOST_RANKS
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.strict import show
-from .measurements import (
-    Measurements,
-    OpRows,
-    check_device,
-    merged,
-    source_folder,
-    tidy,
-    timed,
-)
+from .measurements import Measurements, OpRows, check_device, merged, source_folder, tidy, timed
 
 FOLDER = "aiconfigurator"
 #: The tables' names of our devices.
@@ -155,11 +147,7 @@ def latent_blocks(of: Published) -> Table | None:
 
 
 def sparse(
-    of: Published,
-    kind: str,
-    kv_dtype: KvDtype,
-    architecture: str,
-    dtype: WeightDtype,
+    of: Published, kind: str, kv_dtype: KvDtype, architecture: str, dtype: WeightDtype
 ) -> Table | None:
     """Whole blocks of sparse attention with indexer and GEMMs in ``dtype``: ``prefill`` of one
     sequence (heads, chunk, context: cached tokens), or ``decode`` (heads, batch, context)."""
@@ -188,11 +176,7 @@ def recurrent(of: Published, kind: str) -> Table | None:
 
 
 def experts(
-    of: Published,
-    dtype: MoeDtype,
-    distribution: str,
-    gated: bool = True,
-    wide: bool = False,
+    of: Published, dtype: MoeDtype, distribution: str, gated: bool = True, wide: bool = False
 ) -> Table | None:
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
