@@ -380,6 +380,11 @@ FILES = f"{_GEMM}, attention_{{prefill,decode}}_bf16.csv and {_NCCL} of an A100"
 _HBM_SHARE = 0.9
 
 
+def measured_on(_: Path) -> str:
+    """The CSVs' device."""
+    return A100_DEVICE
+
+
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
     """One rank of ``model`` from the A100's CSVs. Decodes are TensorRT-LLM's for MHA and vLLM's for
     GQA, for the reasons given in the device model; prompts vLLM's, of more than 64 heads SGLang's.
