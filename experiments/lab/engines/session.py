@@ -318,7 +318,7 @@ class StageTimePrediction:
         chunking = cell.scenario.policy.build().chunking
         # A micro-batch may hold several chunks.
         rows = 0 if chunking is None else chunking.rows + cell.max_batch
-        sizes = {"max_length": cell.max_length, "max_batch": cell.max_batch}
+        sizes: Any = {"max_length": cell.max_length, "max_batch": cell.max_batch}
         sizes |= {"max_tokens": max(2 * cell.max_length, rows), "num_stages": len(cell.layers)}
         predictor = BundlePredictor(bundle_times(bundle), scope="intra_node", **sizes)
         return StageTimePrediction(cell, predictor, links)

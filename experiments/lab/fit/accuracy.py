@@ -324,7 +324,7 @@ def scores_of(spec: StackSpec) -> Iterator[Score]:
             apart = (why for form, why in hold.get("apart", {}).items() if re.search(form, of))
             aim = tuple(hold["aim"]) if "aim" in hold else None
             names = (f"{family} {which}", source, f"all but {hold['called']}")
-            errors = (left.rows, left.median_pct, left.p95_pct, aim, left.covered_pct)
-            score = Score(*names, *errors, f"{family}{variant}: {hold['called']}")
+            group, errors = f"{family}{variant}: {hold['called']}", (left.median_pct, left.p95_pct)
+            score = Score(*names, left.rows, *errors, aim, left.covered_pct, group)
             cause = next(apart, hold.get("cause", ""))
             yield score.because(cause, _BAND if left.rows < _FEW_ROWS else "")

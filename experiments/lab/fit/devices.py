@@ -247,8 +247,6 @@ def fold_of(keys: pd.DataFrame, folds: int) -> npt.NDArray[np.int64]:
     return (shuffled[number] % folds).astype(np.int64)
 
 
-# Studies -----------------------------------------------------------------------------------------
-
 BINS = {
     "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),
     "chunk": (0, 128, 256, 512, 1024, 4096, 16384),

@@ -60,9 +60,9 @@ def paper(value: Any) -> float:
 
 def stated(x: Sequence[Any], y: Sequence[Any], colour: str = BLACK, texts: str = "") -> Series:
     """Points of the paper, each with its place in the form ``texts``."""
-    places = [[*map(paper, of)] for of in (x, y)]
-    said = [texts.format(*place) for place in zip(*places, strict=True)] if texts else []
-    return Series("points", "", *map(np.array, places), colour, marks=True, texts=said)
+    x, y = [*map(paper, x)], [*map(paper, y)]
+    said = [texts.format(*place) for place in zip(x, y, strict=True)] if texts else []
+    return Series("points", "", np.array(x), np.array(y), colour, marks=True, texts=said)
 
 
 def quantity_charts(name: str, labs: Labs) -> list[Chart]:
@@ -107,8 +107,8 @@ def _chart(panel: Mapping[str, Any], labs: Labs) -> Chart:
     level = quantities.ridge(labs[0].a6000) if "level" in panel else None
     note = panel.get("caption", f"{NOTE} {panel.get('note', '')}".strip()).format(level=level)
     series = [one for each in panel["series"] for one in _series(each, labs)]
-    axes = (Axis(**panel[end]) for end in ("x", "y"))
-    return Chart(panel["title"], *axes, series, note, level=level, edge=panel.get("edge"))
+    x, y = (Axis(**panel[end]) for end in ("x", "y"))
+    return Chart(panel["title"], x, y, series, note, level, panel.get("edge"))
 
 
 def _series(one: Mapping[str, Any], labs: Labs) -> list[Series]:
@@ -147,14 +147,15 @@ def _curves(one: Mapping[str, Any], labs: Labs) -> list[Series]:
         rows = np.arange(len(at)) + one.get("offset", 0.0) + thick * (variant - (len(labs) - 1) / 2)
         for name, (colour, arguments) in each.items():
             values = _values(lab, quantity, by, at, {**shared, **arguments})
-            look: Any = ("" if variant else name, getattr(palette, colour), dash)
+            look: Any = {"colour": getattr(palette, colour), "dash": dash}
+            label = "" if variant else name
             if "bars" in one:
-                end = start + values
-                bars = Series("bars", look[0], end, rows, *look[1:], start=start, thick=thick)
-                start, series = end, [*series, bars]
-                continue
-            x = np.array(one.get("x", at), float)
-            series.append(Series("line", look[0], x, values, *look[1:], marks="marks" in one))
+                look |= {"start": start, "thick": thick}
+                start = start + values
+                series.append(Series("bars", label, start, rows, **look))
+            else:
+                x, marks = np.array(one.get("x", at), float), "marks" in one
+                series.append(Series("line", label, x, values, marks=marks, **look))
     return series
 
 

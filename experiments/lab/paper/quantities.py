@@ -92,12 +92,14 @@ def op_token_ms(m: Machine, op: str, phase: Phase, batch: int) -> float:
 
 def prefill_rate(m: Machine, length: int, batch: int = 1) -> float:
     """Tokens a millisecond of one layer's prefill."""
-    return 1e-3 * m.prefill_rate(length, batch)
+    one = sum(m.block(length * batch).values())
+    return 1e-3 * (length * batch / (one + batch * m.attention(length) / m.layers))
 
 
 def decode_rate(m: Machine, length: int, batch: int) -> float:
     """Tokens a millisecond of one layer's decodes."""
-    return 1e-3 * m.decode_rate(batch, length)
+    one = sum(m.block(batch).values())
+    return 1e-3 * (batch / (one + m.decode_attention(batch, length) / m.layers))
 
 
 def prefill_peak(m: Machine) -> float:
@@ -128,8 +130,8 @@ def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
 def saturated(m: Machine, phase: Phase) -> float:
     """Prompt or batch from which doubling it gains less than 5 % of one layer's rate."""
     if phase == "prefill":
-        return saturation(m.prefill_rate, (64, 128, 256, 512, 1024, 2048))
-    return saturation(lambda batch: m.decode_rate(batch, LENGTH), (16, 32, 64, 128, 256, 512))
+        return saturation(lambda tokens: prefill_rate(m, tokens), (64, 128, 256, 512, 1024, 2048))
+    return saturation(lambda batch: decode_rate(m, LENGTH, batch), (16, 32, 64, 128, 256, 512))
 
 
 def intensity(m: Machine, op: str, new: int, batch: int) -> float:

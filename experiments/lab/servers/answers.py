@@ -14,8 +14,6 @@ from .errors import DRAFTED, TOO_WIDE
 from .host import BASE, ONE_MODEL_OUT
 from .rows import METRICS, SCORED
 
-# Tables of measured servers ---------------------------------------------------------------------
-
 KINDS = {"dense models": "class dense", "mixtures of experts": "class mixture of experts"}
 """Their groups: rows without flags."""
 _ERRORS = (
@@ -140,9 +138,6 @@ def _tables(
         yield f"Errors beside {Path(path).name}", peer["groups"].items(), columns
 
 
-# Audited runs -----------------------------------------------------------------------------------
-
-
 def _mlperf_answer(content: Mapping[str, Any]) -> Section:
     said, runs = content["mlperf"], content["runs"]
     stopped, proven = said["stopped_at_a_limit"], said["proven"]
@@ -159,8 +154,8 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
         capacities.append((id, *numbers, predicted["capacity_per_s"], over, *limits, right))
     errors = []
     for group, of in said["latencies"].items():
-        numbers = tuple(f"{of[key]['mape']:.1f} ({of[key]['bias']:+.1f})" for key in columns)
-        errors.append((group, str(of["ttft_ms_mean"]["rows"]), *numbers))
+        off = (f"{of[key]['mape']:.1f} ({of[key]['bias']:+.1f})" for key in columns)
+        errors.append((group, str(of["ttft_ms_mean"]["rows"]), *off))
     refused = [(id, " ".join(why.split())) for id, why in content["refused"].items()]
     heading = ("run", "scenario", "rate (1/s)", "Offline (1/s)", "capacity (1/s)", "over rate")
     inside = said["in_band_pct"]
@@ -204,9 +199,6 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
     )
 
 
-# Recorded decisions -----------------------------------------------------------------------------
-
-
 def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
     """Decisions of ours beside those of engines, log by log."""
     rows = [(name, f"{one.decisions:,}", f"{one.identical:,}") for name, one in logs.items()]
@@ -222,8 +214,6 @@ def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
         warnings=[f"{n}: first difference: {one}" for n, one in differences.items() if one],
     )
 
-
-# A real engine ----------------------------------------------------------------------------------
 
 _VALIDATED = {
     "scheduling: batches identical": ("parity",),
@@ -301,9 +291,6 @@ def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
     if node is None:
         return "-"
     return f"{node:.0%}" if keys in (("parity",), ("op_share",)) else f"{node:.1%}"
-
-
-# Regressions on public measurements -------------------------------------------------------------
 
 
 def accuracy_answer(content: Mapping[str, Any]) -> Section:

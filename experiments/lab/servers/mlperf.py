@@ -476,7 +476,7 @@ class ScoredMlperf:
         """``predictions.csv``, and the constants if they were fitted."""
         ends, lines = ("", "_low", "_high"), []
         for id in dict.fromkeys([*(run.id for run in self.runs), *self.refused]):
-            cells = {"id": id, "reason": " ".join(self.refused.get(id, "").split())}
+            cells: dict[str, Any] = {"id": id, "reason": " ".join(self.refused.get(id, "").split())}
             for key, of in self.best[id].numbers.items() if id in self.best else ():
                 cells |= dict(zip((f"{key}{end}" for end in ends), of, strict=True))
             lines.append(cells)
@@ -487,8 +487,8 @@ class ScoredMlperf:
             rows = self.capacities
             rows.to_csv(folder / CAPACITIES, index=False, float_format="%.6g")
             error = fitted_error(rows)
-            for name, of in (("mlperf_host", asdict(self.host)), ("capacity_error", asdict(error))):
-                write_whole(folder / f"{name}.yaml", dump_yaml(of).encode())
+            for name, content in (("mlperf_host", self.host), ("capacity_error", error)):
+                write_whole(folder / f"{name}.yaml", dump_yaml(asdict(content)).encode())
 
 
 # Simulation -------------------------------------------------------------------------------------
@@ -770,4 +770,5 @@ def fitted_error(rows: pd.DataFrame) -> CapacityDiscrepancy:
 
 
 def _log_errors(rows: pd.DataFrame) -> Floats:
-    return np.log(rows["measured_per_s"].to_numpy(float) / rows["predicted_per_s"].to_numpy(float))
+    measured, predicted = (rows[f"{of}_per_s"].to_numpy(float) for of in ("measured", "predicted"))
+    return np.asarray(np.log(measured / predicted))
