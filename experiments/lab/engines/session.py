@@ -132,9 +132,6 @@ def _keys(
     return keys
 
 
-# The engine's log in the simulator's terms ------------------------------------------------------
-
-
 def clocks(run: EngineRun) -> tuple[Floats, Floats]:
     """Of each decision: when it was made, and when its return had been handled."""
     made = run.served.decisions
@@ -297,9 +294,6 @@ def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) 
     }
 
 
-# Predictions ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class StageTimePrediction:
     """``offset_s + factor *`` the bundle's time of a stage; (0, 1) is the bundle alone. No layer
@@ -378,9 +372,6 @@ def isolated_bundle(root: Path, spec: EngineSpec, environment: Facts) -> Bundle 
             if (meta.source, meta.dtype, meta.environment.get(hardware)) == wanted:
                 return bundle
     return None
-
-
-# The disturbance of a run -----------------------------------------------------------------------
 
 
 def lost(
@@ -539,8 +530,6 @@ def agreement(run: EngineRun, cell: Cell) -> Agreement:
     digest = hashlib.sha256(batches.encode()).hexdigest()
     return Agreement(float(difference is None), digest, difference, errors)
 
-
-# Runs of the engine -----------------------------------------------------------------------------
 
 _SILENT_S = 30.0
 """An engine that gives no sign of life for so many seconds has failed."""

@@ -267,7 +267,7 @@ def attention(datasets: Path) -> Iterator[Score]:
 
 def messages(datasets: Path) -> Iterator[Score]:
     """All-reduces of 2 MB and more, and transfers, from 26 sizes."""
-    reduces = {f"A40, {n} GPUs (Vidur)": vidur.all_reduce_a40(datasets, n) for n in (2, 4, 8)}
+    reduces = {f"A40, {n} GPUs (Vidur)": vidur.all_reduce(datasets, n) for n in (2, 4, 8)}
     sends = {
         "A100 inside a node (Vidur, 2023)": vidur.p2p_2023(datasets, "intra_node"),
         "A100 between nodes (Vidur, 2023)": vidur.p2p_2023(datasets, "inter_node"),

@@ -421,7 +421,7 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     yield _study("ga102", "attn_decode", form, decodes, words)
     yield from _elementwise(datasets, "a40", a40)
     for gpus in (2, 4, 8):
-        rows = on(vidur.all_reduce_a40(datasets, gpus), a40)
+        rows = on(vidur.all_reduce(datasets, gpus), a40)
         yield _study("ga102", f"all_reduce_{gpus}", LINK, rows, {"gpus": gpus}, "all_reduce")
     for scope in ("intra_node", "inter_node"):
         rows = on(vidur.send_recv_a40(datasets, scope), a40)

@@ -180,8 +180,6 @@ def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
     return round(float(one.median()), 2), "measured: static fp8 quantisation of one token"
 
 
-# GEMMs ------------------------------------------------------------------------------------------
-
 #: A table with fewer shapes is a stub.
 _FEWEST_SHAPES = 100
 #: Above this the fastest rows (first percentile) are launches of the host: not used.
@@ -265,8 +263,6 @@ def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None)
     left = np.maximum(joined["time_us"] - joined.pop("quant_us"), _LEAST_SHARE * joined["time_us"])
     return joined.assign(time_us=left)
 
-
-# Attention --------------------------------------------------------------------------------------
 
 #: The kernel's time for one token without context, as timed alone (10 to 13 us).
 _FASTEST_US = 10.0
@@ -483,8 +479,6 @@ def recurrent_fits(of: Published) -> Iterator[Fitted]:
     yield fit_decodes(f"decode.{attention.STATE}", table, version, least, 1.0, "@" not in of[2])
 
 
-# Experts ----------------------------------------------------------------------------------------
-
 #: By the name of a table: its rows and version, and the rates that bound the experts.
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
@@ -524,8 +518,6 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
         surface, times = fit_moe(clean, rates, knots[table]), (raw.time_us, clean.time_us)
         yield Fitted(table, surface, version, len(rows), *times, kinds, timed[table].time_us)
 
-
-# Wide expert parallelism: experts that many ranks share, and the exchange of tokens -------------
 
 #: A time of DeepEP's normal mode within this factor of the host's launches is no kernel's.
 _LAUNCHES = 1.3
@@ -586,9 +578,6 @@ def _exchanges(of: Published) -> Iterator[Fitted]:
         if table is not None:
             curves = fit_exchange(table[0], each=name.startswith("low_latency"))
             yield fitted(f"{WIDE}.{name}", curves, *table, holdout.exchange_kinds(curves))
-
-
-# Messages and elementwise kernels ---------------------------------------------------------------
 
 
 def without_launches(kernels: dict[str, Table], device: DeviceSpec) -> dict[str, Table]:

@@ -374,8 +374,6 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
     }
 
 
-# Predictions ------------------------------------------------------------------------------------
-
 Band = tuple[float, float, float]
 """A predicted number, and the ends of its 90 % band."""
 
@@ -489,9 +487,6 @@ class ScoredMlperf:
             error = fitted_error(rows)
             for name, content in (("mlperf_host", self.host), ("capacity_error", error)):
                 write_whole(folder / f"{name}.yaml", dump_yaml(asdict(content)).encode())
-
-
-# Simulation -------------------------------------------------------------------------------------
 
 
 def score_mlperf(
@@ -730,9 +725,6 @@ def _predicted(option: LoadGenOption) -> Search[PredictedRun]:
     worst = max(stresses, key=stresses.__getitem__)
     numbers = {key: _band(value) for key, value in at.items()}
     return PredictedRun(numbers, "ttft" if "ttft" in worst else "tpot")
-
-
-# How far predicted capacities are from measured ones ----------------------------------------------
 
 
 def recorded() -> pd.DataFrame:
