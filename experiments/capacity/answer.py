@@ -49,11 +49,8 @@ FULL, MANY_BUBBLES, MOSTLY = 0.97, 0.1, 0.5
 
 @dataclass(frozen=True)
 class Answer:
-    """The capacity of one deployment.
-
-    ``band`` is the capacity with op times slower, and faster, by their joint 90 % band (None: not
-    asked for). ``error`` says why there is no capacity.
-    """
+    """The capacity of one deployment. ``band`` is the capacity with op times slower, and faster, by
+    their joint 90 % band (None: not asked for). ``error`` says why there is no capacity."""
 
     option: Option
     found: Capacity | None
@@ -472,9 +469,7 @@ def answered(
     refine: int = 0,
 ) -> dict[str, Any]:
     """The question and the answer, as in ``summary.json``, with the costs of GPUs with a price.
-
-    ``refine`` times, deployments halfway between the best and its neighbours are searched, too.
-    """
+    ``refine`` times, deployments halfway between the best and its neighbours are searched, too."""
     section, where = lab.section, draft.source.file
     found = answers(lab, options, where, bands)
     for _ in range(refine):

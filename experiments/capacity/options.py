@@ -140,11 +140,9 @@ class Option:
 
     @property
     def alike(self) -> int:
-        """The number of replicas that one simulated replica stands for: all, or 1.
-
-        A round-robin router gives every n-th request to one of n replicas, so all see the same
-        traffic. If arrivals do not depend on answers, replicas do not interact: one stands for all.
-        """
+        """The number of replicas that one simulated replica stands for: all, or 1. A round-robin
+        router gives every n-th request to one of n replicas, so all see the same traffic. If
+        arrivals do not depend on answers, replicas do not interact: one stands for all."""
         scenario, workload = self.scenario, self.scenario.workload
         if self.pooled:  # a worker's requests come from another pool
             return 1

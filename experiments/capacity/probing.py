@@ -59,10 +59,8 @@ class Laboratory:
     def pursue(
         self, searches: Mapping[Option, Search[T]], before: int = 0, total: int | None = None
     ) -> dict[Option, T | str]:
-        """The results of the searches; the error of a search with a failed run.
-
-        Call it under the store's lock. Of ``total`` deployments ``before`` are done already.
-        """
+        """The results of the searches; the error of a search with a failed run. Call it under the
+        store's lock. Of ``total`` deployments ``before`` are done already."""
         chase = _Chase(self, searches, before, total or len(searches))
         plan = SweepPlan("", "capacity", "", AXES, None, tuple(chase.begin()), ())
         kept = _Kept(self.backend, self.backend.workers)

@@ -75,10 +75,8 @@ LIKELY = 0.6
 @dataclass(frozen=True)
 class Screened:
     """A deployment after screening: the load that one replica carries, and the number of replicas.
-
     ``value`` ranks it: requests a second for a unit of money an hour. ``per_hour`` is the price of
-    one replica, ``kept`` the largest load at which a run kept the SLO.
-    """
+    one replica, ``kept`` the largest load at which a run kept the SLO."""
 
     option: Option
     load: float
@@ -487,9 +485,7 @@ def screen(
     say: Say,
 ) -> list[Screened]:
     """A rough capacity of each deployment, the best first; adds those left behind to ``dropped``.
-
-    ``bounded`` has for each option a load that a replica cannot exceed.
-    """
+    ``bounded`` has for each option a load that a replica cannot exceed."""
     waiting, found, total = _in_order(worth, bounded), list[Screened](), len(bounded)
     while waiting:
         best = found[0] if found else None

@@ -68,11 +68,9 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probed:
-    """A finished probe: its run's key and summary, and its verdict under the SLO.
-
-    ``scale`` is the deployment's replicas over the run's (see
-    :attr:`~sarathi_sim.experiments.capacity.options.Option.alike`). ``tables`` are the run's.
-    """
+    """A finished probe: its run's key and summary, and its verdict under the SLO. ``scale`` is the
+    deployment's replicas over the run's (see
+    :attr:`~sarathi_sim.experiments.capacity.options.Option.alike`). ``tables`` are the run's."""
 
     probe: Probe
     run: str
@@ -385,9 +383,7 @@ def _throughput(at_once: Probed) -> float:
 
 def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed]:
     """A rough capacity from short runs, if it reaches ``goal``; else the probe at that load.
-
-    Without a goal (0) the search begins at ``start``. Arrivals last ten times the largest limit.
-    """
+    Without a goal (0) the search begins at ``start``. Arrivals last ten times the largest limit."""
     lasts = math.ceil(10 * plan.limit_s * (goal or start) / plan.scale)
     like = Probe(0, plan.seed, min(max(plan.pilot_requests, lasts), plan.budget))
     if goal:

@@ -84,10 +84,8 @@ class Factor:
         return option.changed(name, self.changed(option.scenario, times))
 
     def realised(self, option: Option, times: float) -> float:
-        """The scale that is reached: lengths are whole tokens, at most the longest.
-
-        Raises UserError where requests become too long.
-        """
+        """The scale that is reached: lengths are whole tokens, at most the longest. Raises
+        UserError where requests become too long."""
         key = LENGTHS.get(self.name)
         if key is None:
             return times

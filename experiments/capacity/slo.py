@@ -38,11 +38,8 @@ _GRAMMAR = (
 
 @dataclass(frozen=True)
 class Objective:
-    """One clause of an SLO: ``limits`` in seconds by metric.
-
-    ``statistic`` of the metric must not exceed its limit; or at least a ``share`` of the requests
-    must keep all limits.
-    """
+    """One clause of an SLO: ``limits`` in seconds by metric. ``statistic`` of the metric must not
+    exceed its limit; or at least a ``share`` of the requests must keep all limits."""
 
     text: str
     limits: dict[str, float]

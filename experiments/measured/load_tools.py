@@ -86,11 +86,9 @@ class Benchmark:
 
 
 def read_benchmarks(path: Path) -> list[Benchmark]:
-    """The runs in a load tool's file, named after it, and numbered if it has several.
-
-    Raises UserError, naming file, line and key, for a file that is none, is broken, or has no
-    request that succeeded; SpecError as :func:`read_bounded` does.
-    """
+    """The runs in a load tool's file, named after it, and numbered if it has several. Raises
+    UserError, naming file, line and key, for a file that is none, is broken, or has no request that
+    succeeded; SpecError as :func:`read_bounded` does."""
     documents = _documents(path)
     where, first = next(documents, (str(path), {}))
     for keys, reader in _READERS.items():

@@ -188,11 +188,9 @@ class MeasuredRun:
 
 @dataclass(frozen=True, eq=False)
 class Case(MeasuredRun):
-    """A recorded run under a scenario.
-
-    ``server`` is the same for runs of one server, which share its time outside of the GPUs: all
-    runs or, if every scenario describes every run, the runs of one scenario.
-    """
+    """A recorded run under a scenario. ``server`` is the same for runs of one server, which share
+    its time outside of the GPUs: all runs or, if every scenario describes every run, the runs of
+    one scenario."""
 
     scenario: str
     run: ServerRun

@@ -279,11 +279,9 @@ class TunedServer:
 
 
 def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> TunedServer:
-    """The constants of the server that an experiment describes in its only scenario.
-
-    Raises UserError for files that are no load tool's, for a scenario without a stack or with a
-    calibration, and as :func:`deploy` does.
-    """
+    """The constants of the server that an experiment describes in its only scenario. Raises
+    UserError for files that are no load tool's, for a scenario without a stack or with a
+    calibration, and as :func:`deploy` does."""
     if len(experiment.scenarios) > 1:
         names = ", ".join(experiment.scenarios)
         raise UserError(f"{experiment.file}: has the scenarios {names}: tune needs just one")

@@ -72,11 +72,8 @@ class Compared:
 
 def explain(folder: Path, progress: Progress = silent) -> Compared:
     """Simulate a result's configuration again and divide its time; that of two pools is not
-    divided.
-
-    ``folder`` is the folder of a run with one scenario, a scenario's folder in it, or ``runs/KEY``
-    of a sweep. Raises UserError if it is none of these.
-    """
+    divided. ``folder`` is the folder of a run with one scenario, a scenario's folder in it, or
+    ``runs/KEY`` of a sweep. Raises UserError if it is none of these."""
     where, scenario = _find(folder)
     again = simulate_again(where, scenario, str(folder), progress)
     notes, deployment, analysis = list(again.notes), again.deployment, again.analysis
@@ -115,10 +112,8 @@ class SimulatedAgain:
 def simulate_again(
     folder: Path, scenario: str, label: str, progress: Progress = silent
 ) -> SimulatedAgain:
-    """Simulate a scenario of the result in ``folder`` from its ``config.yaml``.
-
-    Raises UserError if the file cannot be read or the scenario cannot run.
-    """
+    """Simulate a scenario of the result in ``folder`` from its ``config.yaml``. Raises UserError if
+    the file cannot be read or the scenario cannot run."""
     experiment = load_experiment(folder / "config.yaml")
     if scenario not in experiment.scenarios:
         raise UserError(f"{folder}: the result is damaged: config.yaml lacks {scenario}")
@@ -204,10 +199,8 @@ def part_label(key: str, name: str) -> str:
 
 
 def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Tables]]:
-    """Every scenario of the results, by label: its folder, its name in it, and its tables.
-
-    Raises UserError where a folder is not a result.
-    """
+    """Every scenario of the results, by label: its folder, its name in it, and its tables. Raises
+    UserError where a folder is not a result."""
     names = [folder.resolve().name for folder in folders]
     found = {}
     for folder, label in zip(folders, names, strict=True):

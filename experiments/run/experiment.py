@@ -36,10 +36,8 @@ OF_ARRIVALS = 0.9
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """One simulated scenario: its deployment, its records, and its numbers.
-
-    ``uncertainty`` has its bands; None if nothing ran.
-    """
+    """One simulated scenario: its deployment, its records, and its numbers. ``uncertainty`` has its
+    bands; None if nothing ran."""
 
     deployment: Deployment
     analysis: Analysis
@@ -69,9 +67,7 @@ class ScenarioRun:
 @dataclass(frozen=True)
 class ExperimentResult:
     """All scenarios of an experiment, and the ratios its ``compare`` section asks for.
-
-    ``ratio_bands`` are the 90 % bands of those ratios that follow from makespans.
-    """
+    ``ratio_bands`` are the 90 % bands of those ratios that follow from makespans."""
 
     experiment: Experiment
     runs: dict[str, ScenarioRun]
@@ -123,9 +119,7 @@ class ExperimentResult:
 
 def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     """Every scenario, checked against model, device, profiles, workload and this machine's memory.
-
-    The memory must hold all scenarios' results at once: they are kept until the end.
-    """
+    The memory must hold all scenarios' results at once: they are kept until the end."""
     scenarios = experiment.scenarios
     check_together({n: workload_bytes(s) for n, s in scenarios.items()}, experiment.file)
     deployments = {
@@ -171,11 +165,9 @@ def _simulate(
 def writing(
     experiment: Experiment, out: Path, progress: Progress = silent
 ) -> Iterator[tuple[ExperimentResult, Path]]:
-    """Simulate every scenario and write the result folder ``out``, whole or not at all.
-
-    The block gets the result and the folder, to which it adds the summary, and other files. Raises
-    UserError, before any simulation, for mistakes of the user.
-    """
+    """Simulate every scenario and write the result folder ``out``, whole or not at all. The block
+    gets the result and the folder, to which it adds the summary, and other files. Raises UserError,
+    before any simulation, for mistakes of the user."""
     check_replaceable(out)
     for name, scenario in experiment.scenarios.items():
         refuse_of_session(scenario, experiment.sources[name])

@@ -44,10 +44,8 @@ _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds of one iteration of the whole model, as Table 2 of the paper splits it.
-
-    ``linear_s`` is all but attention: GEMMs, elementwise ops, embedding, LM head, all-reduces.
-    """
+    """Seconds of one iteration of the whole model, as Table 2 of the paper splits it. ``linear_s``
+    is all but attention: GEMMs, elementwise ops, embedding, LM head, all-reduces."""
 
     linear_s: float
     attention_s: float
@@ -77,10 +75,8 @@ class Throughput:
 
 
 class Machine:
-    """A model on one tensor-parallel group of GPUs, timed by a bundle's regressions.
-
-    An iteration takes the predictor's time, computed without tables.
-    """
+    """A model on one tensor-parallel group of GPUs, timed by a bundle's regressions. An iteration
+    takes the predictor's time, computed without tables."""
 
     def __init__(self, ops: OpTimes, device: str) -> None:
         self.ops = ops
@@ -109,11 +105,9 @@ class Machine:
         return self.attentions([(tokens, cached)])
 
     def attentions(self, chunks: Iterable[tuple[float, float]]) -> float:
-        """Seconds of the attention of chunks ``(tokens, cached tokens)``, summed, in all layers.
-
-        A regression takes about as long for one pair as for a thousand, so all unknown pairs are
-        computed at once, and cached.
-        """
+        """Seconds of the attention of chunks ``(tokens, cached tokens)``, summed, in all layers. A
+        regression takes about as long for one pair as for a thousand, so all unknown pairs are
+        computed at once, and cached."""
         wanted = list(chunks)
         if missing := list(dict.fromkeys(c for c in wanted if c not in self._attention)):
             tokens, cached = np.array(missing, np.float64).T

@@ -41,10 +41,8 @@ def half_width(spread: Spread, count: int, freedom: int) -> Spread:
 
 def ahead(these: Floats, others: Floats, better: Better) -> Bools:
     """Whether an option of ``these`` (row) is better than an option of ``others`` (column), beyond
-    a tie.
-
-    Both have a row per option and a column per seed. An option that lacks a value is never better.
-    """
+    a tie. Both have a row per option and a column per seed. An option that lacks a value is never
+    better."""
     with np.errstate(divide="ignore", invalid="ignore"):
         first, second = (
             np.log(each if better is Better.MORE else 1 / each) for each in (these, others)
@@ -59,9 +57,7 @@ def ahead(these: Floats, others: Floats, better: Better) -> Bools:
 
 def pareto_front(cost: Floats, gain: Floats) -> Places:
     """Indices of the points on the front: no point is as cheap and better, or as good and cheaper.
-
-    In order of cost.
-    """
+    In order of cost."""
     order = np.lexsort((-gain, cost))
     best = np.maximum.accumulate(gain[order])
     before = np.concatenate([[-np.inf], best[:-1]])

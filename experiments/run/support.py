@@ -62,9 +62,7 @@ def _kernels(
 @dataclass(frozen=True)
 class Combination:
     """A model on a device with a stack's kernels in a number format (stack None: physics).
-
-    ``refused`` says why, and at which TP degrees.
-    """
+    ``refused`` says why, and at which TP degrees."""
 
     model: ModelSpec
     device: DeviceSpec
@@ -166,10 +164,8 @@ def supported(
     stack: str | None = None,
     dtype: str | None = None,
 ) -> list[Combination]:
-    """The cells of the given names; a name that is None stands for all.
-
-    Raises UserError for an unknown name.
-    """
+    """The cells of the given names; a name that is None stands for all. Raises UserError for an
+    unknown name."""
     named = (("--stack", stack, STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
     for option, value, allowed in named:
         if value is not None and value not in allowed:

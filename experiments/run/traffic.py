@@ -67,10 +67,8 @@ _RATIO_OF_TOTAL = re.compile(rf"({_NUMBER}[kK]?):(\?|{_NUMBER}\.\.{_NUMBER}|\d+\
 
 def in_a_word(text: str) -> tuple[dict[str, Any], int] | None:
     """The lengths of requests that a word such as ``1024:256`` states, as keys of the section
-    ``workload``, and the longest request they allow; None where the text is no such word.
-
-    Raises UserError for a wrong word, with all allowed forms.
-    """
+    ``workload``, and the longest request they allow; None where the text is no such word. Raises
+    UserError for a wrong word, with all allowed forms."""
     word = text.replace(" ", "")
     try:
         if old := _RATIO_OF_TOTAL.fullmatch(word):
@@ -115,9 +113,7 @@ def _total(total: int, low: float, high: float) -> tuple[dict[str, Any], int]:
 def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], int]:
     """The section ``workload``, and the length of the longest sequence: ``max_length``, or else the
     longest request rounded up to 512 tokens (for a configuration: its ``cluster.max_length``).
-
-    Raises UserError for a text of another form, and for a file that cannot be read.
-    """
+    Raises UserError for a text of another form, and for a file that cannot be read."""
     usual = {"arrivals": POISSON, "declared": "exact", "too_long": "reject"}
     if stated := in_a_word(text):
         return {**usual, "requests": REQUESTS, **stated[0]}, max_length or _rounded(stated[1])
@@ -189,10 +185,8 @@ def requests_of(text: str, *, arrivals: Mapping[str, Any] | None = None) -> Traf
 
 def with_workload(draft: Draft, text: str | None) -> Draft:
     """A configuration with these lengths in place of its own, in all scenarios (None: unchanged).
-
     Number and arrivals of the requests stay; a trace has its own number. Raises UserError for a
-    text of another form, and if ``--set`` gives lengths, too.
-    """
+    text of another form, and if ``--set`` gives lengths, too."""
     if text is None:
         return draft
     for path in draft.assigned:

@@ -40,11 +40,9 @@ QUANTILES = (0.05, 0.95)
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """The effect of op errors on one run.
-
-    ``slower`` is the makespan over the simulated one under each joint draw of the op errors.
-    ``outside`` are the ops with sizes outside the measured region.
-    """
+    """The effect of op errors on one run. ``slower`` is the makespan over the simulated one under
+    each joint draw of the op errors. ``outside`` are the ops with sizes outside the measured
+    region."""
 
     slower: Floats
     outside: list[Outside]
@@ -73,11 +71,9 @@ class PoolsUncertainty:
     outside: list[Outside]
 
     def as_json(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """``<metric>_band`` for makespan, throughputs and latencies, and ``outside_profile``.
-
-        The latencies of a run's steady part may leave out more of a slower one, so a band holds the
-        run's own number as well. Its upper end is infinite where the slower run is overloaded.
-        """
+        """``<metric>_band`` for makespan, throughputs and latencies, and ``outside_profile``. The
+        latencies of a run's steady part may leave out more of a slower one, so a band holds the
+        run's own number as well. Its upper end is infinite where the slower run is overloaded."""
 
         def banded(of: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
             """The latencies of a part of the summary, with the bands of their quantiles."""
@@ -183,10 +179,8 @@ def _used(
 def ratio_band(
     metric: str, ratio: float, above: AnyUncertainty | None, below: AnyUncertainty | None
 ) -> list[float] | None:
-    """The band of a metric's ratio of two runs; None if it does not follow from the makespan.
-
-    Both runs are re-timed under the same draws, so common errors cancel.
-    """
+    """The band of a metric's ratio of two runs; None if it does not follow from the makespan. Both
+    runs are re-timed under the same draws, so common errors cancel."""
     if not isinstance(above, Uncertainty) or not isinstance(below, Uncertainty):
         return None  # of two pools: errors are not drawn together
     if metric not in above.factors:

@@ -143,11 +143,8 @@ _WORK = f"{_OURS.format('jobs', 'work')}({_READ})"
 
 
 class DaskWorkers:
-    """All workers of the cluster at ``address``.
-
-    Raises UserError where no scheduler answers there, where it has no worker, and if a worker
-    lacks this package or has another version of it.
-    """
+    """All workers of the cluster at ``address``. Raises UserError where no scheduler answers there,
+    where it has no worker, and if a worker lacks this package or has another version of it."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -182,10 +179,8 @@ class DaskWorkers:
 
     def _look(self, patience_s: float) -> dict[str, int]:
         """The threads of each worker; waits for a first one, and checks the code of new ones.
-
-        Raises UserError for other code, for a lost scheduler, and where there is no worker, or
-        no answer, for ``patience_s``: runs sent to such a cluster would never end.
-        """
+        Raises UserError for other code, for a lost scheduler, and where there is no worker, or no
+        answer, for ``patience_s``: runs sent to such a cluster would never end."""
         ask = self._client.scheduler.ncores
         try:
             while not (threads := self._client.sync(ask, callback_timeout=patience_s)):
@@ -212,10 +207,8 @@ class DaskWorkers:
         return dict(threads)
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield what comes of each bundle; those whose workers kept dying as lost.
-
-        Raises UserError if the scheduler or all workers are lost, or a worker has other code.
-        """
+        """Yield what comes of each bundle; those whose workers kept dying as lost. Raises UserError
+        if the scheduler or all workers are lost, or a worker has other code."""
         under_way: dict[Any, list[Job]] = {}
         finished: SimpleQueue[Any] = SimpleQueue()
         last = looked = time.monotonic()

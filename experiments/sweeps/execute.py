@@ -196,11 +196,8 @@ def _keep(result: JobResult, store: Store, report: Report) -> None:
 
 def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
     """Write the table of all finished runs, and the sweep's summary, with the keys and points of
-    the runs without a result and, if they failed, why.
-
-    Both are made from the runs' folders, so they do not depend on when and where runs were
-    simulated.
-    """
+    the runs without a result and, if they failed, why. Both are made from the runs' folders, so
+    they do not depend on when and where runs were simulated."""
     finished = store.finished()
     rows = [_row(run, plan, store) for run in plan.runs if run.key in finished]
     table = pd.DataFrame(rows)
@@ -330,12 +327,9 @@ PROBES, PROBE_REQUESTS = 6, 200
 
 
 def seconds_of_work(plan: SweepPlan) -> float:
-    """Predicted seconds of one processor for all of the runs.
-
-    The :data:`PROBES` runs are spread evenly over the plan and cut to :data:`PROBE_REQUESTS`
-    requests; the rest is proportional. This is approximate: short runs do not show how queues and
-    batches grow.
-    """
+    """Predicted seconds of one processor for all of the runs. The :data:`PROBES` runs are spread
+    evenly over the plan and cut to :data:`PROBE_REQUESTS` requests; the rest is proportional. This
+    is approximate: short runs do not show how queues and batches grow."""
     step = max(1, len(plan.runs) // PROBES)
     probed = plan.runs[step // 2 :: step][:PROBES]
     seconds = 0.0

@@ -30,10 +30,8 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a run: the files of its folder, or the reason why there are none.
-
-    ``seconds`` is the time of the run, ``error`` one line, ``details`` the traceback.
-    """
+    """The result of a run: the files of its folder, or the reason why there are none. ``seconds``
+    is the time of the run, ``error`` one line, ``details`` the traceback."""
 
     key: str
     files: dict[str, bytes]
@@ -61,10 +59,8 @@ def _one(job: Job) -> JobResult:
 
 def folder_files(job: Job) -> dict[str, bytes]:
     """The files of one run's folder by name: a result such as ``sarathi-sim run`` writes, without
-    the iterations and the figures.
-
-    Raises RuntimeError if this worker's inputs differ from the sender's, so its key does, too.
-    """
+    the iterations and the figures. Raises RuntimeError if this worker's inputs differ from the
+    sender's, so its key does, too."""
     run = job.run
     name = run.name
     where = Source(f"run {run.key}", name, {}, ())

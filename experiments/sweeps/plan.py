@@ -50,12 +50,9 @@ _MOST_SHOWN = 12
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its place in the sweep, and the resolved scenario that it simulates.
-
-    ``point`` has the swept values by key path; ``scenario`` and ``seed`` are axes of their own.
-    ``after_warmup``: its summary also has
-    :meth:`sarathi_sim.simulator.views.metrics.Analysis.after_warmup`.
-    """
+    """One run: its place in the sweep, and the resolved scenario that it simulates. ``point`` has
+    the swept values by key path; ``scenario`` and ``seed`` are axes of their own. ``after_warmup``:
+    its summary also has :meth:`sarathi_sim.simulator.views.metrics.Analysis.after_warmup`."""
 
     key: str
     name: str
@@ -116,10 +113,8 @@ def plan_sweep(
     assignments: Assignments = (),
     progress: Progress = silent,
 ) -> SweepPlan:
-    """Read a sweep, check its runs and fill in their defaults.
-
-    Raises UserError, a line per mistake, for everything that would stop a run at its start.
-    """
+    """Read a sweep, check its runs and fill in their defaults. Raises UserError, a line per
+    mistake, for everything that would stop a run at its start."""
     draft = read_draft(config, assignments)
     spec = _spec(draft)
     where = f"{draft.source.file}: sweep"
@@ -277,21 +272,17 @@ _LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")
 
 @lru_cache(maxsize=2)
 def code_fingerprint(*also: str) -> str:
-    """Hash of the code that a result depends on, and of the versions of the numeric libraries.
-
-    The libraries count because random streams, fits and file formats may change with them.
-    ``also`` are further files.
-    """
+    """Hash of the code that a result depends on, and of the versions of the numeric libraries. The
+    libraries count because random streams, fits and file formats may change with them. ``also`` are
+    further files."""
     files = (path for pattern in (*_CODE, *also) for path in sorted(PACKAGE.glob(pattern)))
     return files_sha256(files, *(f"{library} {version(library)}\n" for library in _LIBRARIES))
 
 
 def run_key(deployment: Deployment, name: str) -> str:
     """16 hexadecimal digits: the resolved scenario and its ``name``, the content of its files
-    (model, devices, profile bundles, trace, a policy's file), and the code.
-
-    The paths of these files do not matter.
-    """
+    (model, devices, profile bundles, trace, a policy's file), and the code. The paths of these
+    files do not matter."""
     scenario = shared_keys(deployment.scenario, deployment.scenario.model_dump())
     # Without the devices' keys from which bundles are made: no simulation reads them.
     devices = [asdict(replace(pool.device, fitted=None)) for pool in deployment.pools]

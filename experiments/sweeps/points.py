@@ -63,11 +63,8 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
 
 
 def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
-    """The points of ``spec``, in order. Raises UserError.
-
-    ``sample`` does not draw over ``contrast``: every drawn point has all its values, so that they
-    can be compared.
-    """
+    """The points of ``spec``, in order. Raises UserError. ``sample`` does not draw over
+    ``contrast``: every drawn point has all its values, so that they can be compared."""
     grid = _values(spec.grid, f"{where}.grid")
     for key, axis in spec.grid.items():
         if isinstance(axis, list):
@@ -177,10 +174,8 @@ _FURTHEST = 1e12
 
 
 class Range(Strict):
-    """Numbers from ``from`` to ``to``, both included: every ``step``, or ``num`` of them.
-
-    ``scale`` log spaces the ``num`` numbers evenly in their logarithm.
-    """
+    """Numbers from ``from`` to ``to``, both included: every ``step``, or ``num`` of them. ``scale``
+    log spaces the ``num`` numbers evenly in their logarithm."""
 
     start: Annotated[float, Field(alias="from", ge=-_FURTHEST, le=_FURTHEST)]
     to: Annotated[float, Field(ge=-_FURTHEST, le=_FURTHEST)]

@@ -70,12 +70,9 @@ class Store:
 
     @contextmanager
     def locked(self, busy: str | None = None) -> Iterator[None]:
-        """Lock the folder against other sweeps. Raises UserError if another sweep works in it,
-        with the line ``busy`` or a line about the folder.
-
-        With the lock, remove the files that a killed process left half-written: without it, another
-        sweep may be writing them now.
-        """
+        """Lock the folder against other sweeps. Raises UserError if another sweep works in it, with
+        the line ``busy`` or a line about the folder. With the lock, remove the files that a killed
+        process left half-written: without it, another sweep may be writing them now."""
         try:
             lock = FolderLock(self.folder)
         except FolderBusyError as error:
@@ -94,11 +91,9 @@ class Store:
         return {entry.name for entry in os.scandir(self.runs) if not entry.name.startswith(".")}
 
     def intact(self, keys: Iterable[str], say: Callable[[str], object]) -> set[str]:
-        """The keys whose runs are finished, with every file unchanged.
-
-        A damaged folder is moved away, so that its run is repeated and no edit is lost; ``say``
-        gets a message. Files added to a folder stay. Raises OSError.
-        """
+        """The keys whose runs are finished, with every file unchanged. A damaged folder is moved
+        away, so that its run is repeated and no edit is lost; ``say`` gets a message. Files added
+        to a folder stay. Raises OSError."""
         found = set()
         for key in sorted(self.finished().intersection(keys)):
             damage = _damage(self.runs / key)
