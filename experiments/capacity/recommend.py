@@ -10,10 +10,11 @@ The best few are then searched as ``capacity`` does, with all their replicas.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,9 @@ class Screened:
     kept: Probed | None = None
 
     @property
-    def carried(self) -> str:
-        """Requests a second of all replicas, as text."""
-        return f"{number_text(self.load * self.replicas)} requests/s"
+    def name(self) -> str:
+        """With the number of replicas."""
+        return whole(self.option, self.replicas).name
 
 
 @dataclass(frozen=True)
@@ -173,15 +174,13 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         further, unfit = deployable(wanted, pools)
         options, dropped = [*options, *further], dropped | unfit
     bounded, worth = dict[Option, float](), Worth(wanted, prices)
-    lone = dict[str, tuple[float, str]]()
+    lone, objectives = dict[str, tuple[float, str]](), lab.section.objectives
     for number, option in enumerate(options):
         lab.progress("bounds", number, len(options))
-        lone[option.name] = alone(option, lab.section.objectives)
+        lone[option.name] = alone(option, objectives)
         if why := lone[option.name][1]:
             dropped[option.name] = Left("alone", clause=why)
-            continue
-        most = most_requests_per_s(option, lab.section.objectives)
-        if why := worth.too_many(option, most):
+        elif why := worth.too_many(option, most := most_requests_per_s(option, objectives)):
             dropped[option.name] = Left("rate", at=most, clause=why)
         else:
             bounded[option] = most
@@ -247,19 +246,20 @@ def refined(
     """The best deployments; each round also tries the token budgets and sequence limits halfway
     between the best deployment's and the next ones. Two pools have the largest of both, so nothing
     is tried beside them. Raises UserError as :func:`recommend`."""
-    found = recommend(lab, wanted, prices, say)
+    found, keys = recommend(lab, wanted, prices, say), ("budget", "seqs")
     for _ in range(rounds):
         best = found.finalists[0]
-        keys = ("budget", "seqs")
         tried = [dict(zip(keys, p, strict=True)) for p in product(wanted.budgets, wanted.sequences)]
         there = tried.index({key: best.option.point[key] for key in keys})
         further = between(there, tried) if best.load and not best.option.pooled else []
         if not further:
             break
-        budgets, sequences = ({point[key] for point in further} for key in keys)
-        budgets, sequences = budgets.union(wanted.budgets), sequences.union(wanted.sequences)
-        wanted = replace(wanted, budgets=tuple(sorted(budgets)), sequences=tuple(sorted(sequences)))
-        say(f"refining: budgets {wanted.budgets}, sequence limits {wanted.sequences}")
+        budgets, sequences = (
+            tuple(sorted({*before, *(point[key] for point in further)}))
+            for key, before in zip(keys, (wanted.budgets, wanted.sequences), strict=True)
+        )
+        wanted = replace(wanted, budgets=budgets, sequences=sequences)
+        say(f"refining: budgets {budgets}, sequence limits {sequences}")
         found = recommend(lab, wanted, prices, say)
     return found
 
@@ -271,7 +271,7 @@ def _contenders(
     worth: Worth,
 ) -> list[Screened]:
     """Screened deployments that may be nearly as good as the best searched one, or better, if the
-    exact search lowers their load by as much; the next two if all searched ones carry nothing."""
+    exact search lowers their load by as much; the next two if all searched ones sustain nothing."""
     others = [one for one in screened if one not in searched]
     exact = [
         worth.of(one.option, answer.load / one.replicas).value if answer.load else 0.0
@@ -286,12 +286,9 @@ def _contenders(
 def _least_replicas(
     lab: Laboratory, found: list[Answer], wanted: Wanted, prices: Prices
 ) -> tuple[list[Answer], dict[str, AtRate]]:
-    """The answers, also with other numbers of replicas; and the runs at the rate.
-
-    A deployment that falls short of the rate is searched with one replica more. One that carries it
-    runs at the rate, and again with one replica fewer, if that would be the cheapest: if this keeps
-    the SLO, it is searched, too.
-    """
+    """The answers, also with one replica more where a deployment falls short of the rate; and the
+    runs at the rate of those that sustain it, and with one replica fewer, if that would be the
+    cheapest: if this keeps the SLO, it is searched, too."""
     rate = wanted.rate
     assert rate is not None
     tried, checked = list(found), dict[str, AtRate]()
@@ -315,10 +312,9 @@ def _least_replicas(
         }
         if not fewer:
             return tried, checked
-        found_fewer = _run_at(lab, fewer, rate)
-        checked |= found_fewer
-        names = {one.option.name for one in tried}
-        kept = (one.option for one in found_fewer.values() if one.verdict.holds)
+        less_checked, names = _run_at(lab, fewer, rate), {one.option.name for one in tried}
+        checked |= less_checked
+        kept = (one.option for one in less_checked.values() if one.verdict.holds)
         wave = [option for option in kept if option.name not in names]
 
 
@@ -357,9 +353,9 @@ def _weighed(
     best = rival(first)
     if not best.value or first.found is None or not first.found.at:
         return NOT_WEIGHED, checked
-    own = _layout_of(first.option)
-    others = [rival(one) for one in answers_ if _layout_of(one.option) != own and one.load]
-    others = [one for one in others if one.value or rate is None]
+    own, _, _ = best.name.partition(" x ")
+    others = [rival(one) for one in answers_ if one.load]
+    others = [o for o in others if o.name.partition(" x ")[0] != own and (o.value or rate is None)]
     rest = found.screened
     several = {one.option: whole(one.option, one.replicas) for one in rest}
     if rate is not None:
@@ -372,9 +368,8 @@ def _weighed(
     for one in rest:
         option, value = several[one.option], one.value
         if rate is not None and not ((at := checked.get(option.name)) and at.verdict.holds):
-            value = (
-                rate / _per_hour(_changed(option, 1), worth.prices) if not option.pooled else 0.0
-            )
+            more = _per_hour(_changed(option, 1), worth.prices)
+            value = 0.0 if option.pooled else rate / more
         others.append(Rival(option.name, option, one.load, value))
 
     def value_of(option: Option, load: float) -> float:
@@ -394,12 +389,12 @@ def _with_bands(lab: Laboratory, found: Recommendation) -> Recommendation:
     """The finalists with the bands of their op times, one half-width an engine and GPU."""
     errors, banded = dict(found.weighed.errors), list[Answer]()
     for one in found.finalists:
-        kind = kind_of(one.option)
-        if one.load and kind not in errors:
-            errors[kind] = _op_error(lab, one.option)
-        factor = math.exp(errors.get(kind, 0.0))
-        band = (one.load / factor, one.load * factor)
-        banded.append(replace(one, band=band if one.load else None))
+        if one.load:
+            if (kind := kind_of(one.option)) not in errors:
+                errors[kind] = _op_error(lab, one.option)
+            factor = math.exp(errors[kind])
+            one = replace(one, band=(one.load / factor, one.load * factor))
+        banded.append(one)
     return replace(found, finalists=banded)
 
 
@@ -412,21 +407,15 @@ def servers_90(uncertainty: Sequence[float] | None, replicas: int, rate: float) 
     return [least, max(most, replicas)]
 
 
-def _layout_of(option: Option) -> str:
-    return option.name.partition(" x ")[0]
-
-
 def _nothing(
     wanted: Wanted, dropped: Mapping[str, Left], lone: Mapping[str, tuple[float, str]]
 ) -> str:
     """Why no deployment is left: if a request alone breaks the SLO in all that fit the memory, the
     nearest; else why those that it keeps were dropped, or why none fits."""
-    said = {
-        name: f"breaks {one.clause} at {number_text(one.at)} requests/s a server"
-        if one.stage == "race" and one.at is not None
-        else one.clause
-        for name, one in dropped.items()
-    }
+    said = {name: one.clause for name, one in dropped.items()}
+    for name, one in dropped.items():
+        if one.stage == "race" and one.at is not None:
+            said[name] = f"breaks {one.clause} at {number_text(one.at)} requests/s a server"
     reasons = [why for name, why in said.items() if name in lone and not lone[name][1]]
     if lone and not reasons:
         nearest = min(lone, key=lambda name: lone[name])
@@ -459,11 +448,10 @@ def _per_hour(option: Option, prices: Prices) -> float:
 
 
 def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str, AtRate]) -> float:
-    idle = 1.0 if wanted.rate is not None else wanted.gpus / answer.option.gpus
-    price = _per_hour(answer.option, prices) * idle
+    price = _per_hour(answer.option, prices)
     if wanted.rate is None:
-        return answer.load / price
-    # The cheapest deployment that carries the rate, then the largest reserve.
+        return answer.load / (price * (wanted.gpus / answer.option.gpus))
+    # The cheapest deployment that sustains the rate, then the largest reserve.
     carries = carries_rate(answer, wanted.rate, checked)
     return (1e6 + answer.load if carries else answer.load) / price
 
@@ -472,9 +460,6 @@ def carries_rate(answer: Answer, rate: float, checked: Mapping[str, AtRate]) -> 
     """Whether a deployment's capacity reaches the rate, and runs at it keep the SLO."""
     there = checked.get(answer.option.name)
     return answer.load >= rate and there is not None and there.verdict.holds
-
-
-# The race ------------------------------------------------------------------------------------
 
 
 def screen(
@@ -520,7 +505,8 @@ def screen(
                 dropped[option.name] = Left("failed" if failed else "race", clause=outcome)
         found.sort(key=lambda one: (-one.value, one.option.name))
         if found and found[0] is not best:
-            say(f"best so far: {_named(found[0])}: about {found[0].carried}")
+            about = number_text(found[0].load * found[0].replicas)
+            say(f"best so far: {found[0].name}: about {about} requests/s")
     return found
 
 
@@ -531,12 +517,8 @@ def finalists(screened: Sequence[Screened]) -> list[Screened]:
     for one in screened:
         of_layout.setdefault(one.option.point["layout"], one)
     best = screened[0].value
-    near = [one for one in of_layout.values() if one.value >= best * (1 - BEHIND)]
-    chosen = [
-        one
-        for place, one in enumerate(near[:FINALISTS])
-        if place < 2 or one.value >= best * (1 - MARGIN)
-    ]
+    near = [one for one in of_layout.values() if one.value >= best * (1 - BEHIND)][:FINALISTS]
+    chosen = near[:2] + [one for one in near[2:] if one.value >= best * (1 - MARGIN)]
     pooled = chosen[0].option.pooled
     other = next((one for one in screened if one.option.pooled != pooled), chosen[0])
     return chosen if other in chosen else [*chosen, other]
@@ -546,11 +528,10 @@ def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:
     """Options by their bounds; first one of each layout, then other sequence limits."""
     value = {option: worth.of(option, load).value for option, load in bounded.items()}
     ordered = sorted(bounded, key=lambda option: -value[option])
-    place: dict[Option, int] = {}
-    seen: dict[object, int] = {}
+    place, seen = dict[Option, int](), Counter[object]()
     for option in ordered:
-        layout = option.point["layout"]
-        place[option] = seen[layout] = seen.get(layout, -1) + 1
+        place[option] = seen[option.point["layout"]]
+        seen[option.point["layout"]] += 1
     return sorted(ordered, key=lambda option: place[option])
 
 
@@ -559,16 +540,11 @@ def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[floa
     of its layout; and which of them sets it."""
     if not found:
         return 0.0, None
-    goals = [(found[0].value * (1 - BEHIND), _named(found[0]))]
+    goals = [(found[0].value * (1 - BEHIND), found[0].name)]
     same = (one for one in found if one.option.point["layout"] == option.point["layout"])
-    if (rival := next(same, None)) is not None:
-        goals.append((rival.value * (1 + BETTER), _named(rival)))
+    goals += [(one.value * (1 + BETTER), one.name) for one in islice(same, 1)]
     value, name = max(goals)
     return worth.load_for(option, value), name
-
-
-def _named(one: Screened) -> str:
-    return whole(one.option, one.replicas).name
 
 
 def recommended(
@@ -622,13 +598,9 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
 
 
 def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
-    """The finalists in numbers, each with its price.
-
-    ``carries`` is the rate, or without one the capacity; None if a finalist does not carry the
-    rate. ``per_million_input_tokens`` and ``per_million_output_tokens`` are the prices of a million
-    tokens at that load, ``at_rate`` has the replications at the rate, and ``servers_90`` is
-    :func:`servers_90`'s.
-    """
+    """The finalists in numbers, each with its costs. ``carries`` is the rate (None if it does not
+    sustain it), or without one the capacity, ``at_rate`` has the replications at the rate, and
+    ``servers_90`` is :func:`servers_90`'s."""
     rows = []
     for answer in found.finalists:
         row = as_json(answer, wanted.section.load)
@@ -638,8 +610,7 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
             carries = carries_rate(answer, wanted.rate, found.checked)
             row["carries"] = wanted.rate if carries else None
             row["servers_90"] = servers_90(row.get("uncertainty"), row["replicas"], wanted.rate)
-            there = found.checked.get(row["name"])
-            if there is not None:
+            if (there := found.checked.get(row["name"])) is not None:
                 row["at_rate"] = at = pooled_numbers(there.at, there.verdict, there.option)
                 row["scenario"] = scenario_at(there.option, at, wanted.section.load)
         add_costs(row, prices.of(row["device"]) * paid)
@@ -650,17 +621,17 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
 def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
     """The first deployment at the rate with one replica fewer; None if this was not run."""
     best = found.finalists[0].option
-    if best.pooled:
+    there = found.checked.get(_changed(best, -1).name)
+    if best.pooled or there is None or there.verdict.holds:
         return None
-    name, _, replicas = best.name.rpartition(" x ")
-    there = found.checked.get(f"{name} x {int(replicas) - 1}")
-    if there is None or there.verdict.holds:
-        return None
-    worst = there.verdict.worst
-    return {"name": there.option.name, "load": wanted.rate, "breaks": worst} | {
-        "value": there.verdict.values.get(worst),
-        "slo": there.verdict.values,
-        "overloaded": there.verdict.overloaded,
+    verdict = there.verdict
+    return {
+        "name": there.option.name,
+        "load": wanted.rate,
+        "breaks": verdict.worst,
+        "value": verdict.values.get(verdict.worst),
+        "slo": verdict.values,
+        "overloaded": verdict.overloaded,
     }
 
 
@@ -668,14 +639,18 @@ def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, An
     """A rough capacity of all replicas, and the numbers at the largest load that short runs of one
     replica carried. ``holds_at_rate``: whether runs at the rate kept the SLO, if there were any."""
     option, scale = one.option, one.kept.scale if one.kept is not None else 1
-    row: dict[str, Any] = {"name": _named(one), "point": option.point, "replicas": one.replicas}
-    there = checked.get(row["name"])
-    row["holds_at_rate"] = None if there is None else there.verdict.holds
-    row |= {"device": " and ".join(option.deployment.gpus)}
-    row |= {"stack": option.deployment.pools[-1].scenario.stack}
-    row |= {"gpus": option.gpus * one.replicas, "about": one.load * one.replicas, "curve": []}
-    if one.kept is not None:
-        row["curve"] = [numbers(one.kept, whole(option, scale))]
+    there = checked.get(one.name)
+    row = {
+        "name": one.name,
+        "point": option.point,
+        "replicas": one.replicas,
+        "holds_at_rate": None if there is None else there.verdict.holds,
+        "device": " and ".join(option.deployment.gpus),
+        "stack": option.deployment.pools[-1].scenario.stack,
+        "gpus": option.gpus * one.replicas,
+        "about": one.load * one.replicas,
+        "curve": [] if one.kept is None else [numbers(one.kept, whole(option, scale))],
+    }
     add_costs(row, one.per_hour * scale)
     return row | {"per_hour": one.per_hour * one.replicas}
 
