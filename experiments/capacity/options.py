@@ -403,7 +403,8 @@ class Wanted:
     def not_tried(self) -> str:
         """The settings that were not searched and may be better, in words."""
         stacks = self.stacks or {s for name in self.devices for s in _stacks(load_device(name))}
-        listed = {"token budgets": self.budgets, "sequence limits": self.sequences}
+        listed: dict[str, Sequence[object]] = {"token budgets": self.budgets}
+        listed["sequence limits"] = self.sequences
         if any(stacks):
             listed |= {"formats": self.dtypes, "stacks": sorted(filter(None, stacks))}
         if self.speculation is not None:

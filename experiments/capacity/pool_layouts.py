@@ -16,21 +16,8 @@ from typing import Any
 
 from ..config.deployment import default_handover
 from ..config.scenario import POOLS
-from .bounds import (
-    alone,
-    as_decode,
-    as_prefill,
-    saturation,
-    sent_per_s,
-)
-from .options import (
-    DRAFTING,
-    Described,
-    Option,
-    Wanted,
-    layouts,
-    named,
-)
+from .bounds import alone, as_decode, as_prefill, saturation, sent_per_s
+from .options import DRAFTING, Described, Option, Wanted, layouts, named
 from .slo import Objective
 
 MOST_PAIRS = 4
@@ -52,7 +39,6 @@ class Pair:
     rates: tuple[float, float]
 
     def gpus(self, workers: tuple[int, int]) -> int:
-        """GPUs of so many prefill and decode workers."""
         return workers[0] * self.prefill.gpus + workers[1] * self.decode.gpus
 
     def saturation(self, workers: tuple[int, int]) -> float:
@@ -63,14 +49,11 @@ class Pair:
         """Numbers of workers that fill the GPUs: at first those with the highest saturation, then
         those with one prefill worker more, and fewer."""
         most = (gpus - self.decode.gpus) // self.prefill.gpus
-        every = [
-            (count, (gpus - count * self.prefill.gpus) // self.decode.gpus)
-            for count in range(1, most + 1)
-        ]
-        if not every:
-            return []
-        best = max(range(len(every)), key=lambda place: self.saturation(every[place]))
-        return [every[place] for place in (best, best + 1, best - 1) if 0 <= place < len(every)]
+        every = {
+            n: (n, (gpus - n * self.prefill.gpus) // self.decode.gpus) for n in range(1, most + 1)
+        }
+        best = max(every, key=lambda count: self.saturation(every[count]), default=0)
+        return [every[count] for count in (best, best + 1, best - 1) if count in every]
 
     def for_rate(self, rate: float, gpus: int) -> list[tuple[int, int]]:
         """Numbers of workers that a rate loads to :data:`LOADED` of their saturations at most."""

@@ -19,16 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from sarathi_sim.profiler.storage import manifest as manifests
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.files import remove_empty
-from sarathi_sim.profiler.storage.manifest import (
-    MANIFEST,
-    Manifest,
-    read_manifest,
-    remove_files,
-    remove_ours,
-    replace_files,
-)
+from sarathi_sim.profiler.storage.manifest import MANIFEST, Manifest
 from ..results import open_result
 from ..sweeps.backends import Backend, Bundles, Outcomes
 from ..sweeps.execute import Report, execute, write_tables
@@ -193,7 +187,7 @@ def probes_in(out: Path, kind: str) -> Iterator[Store]:
     except BaseException:
         if made is not None and not any(store.runs.iterdir()):
             store.runs.rmdir()
-            remove_ours(store.folder)
+            manifests.remove_ours(store.folder)
             (out / MANIFEST).unlink()
             remove_empty(made)
         raise
@@ -203,6 +197,6 @@ def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
     """Write the files of the answer, each whole or as it was; remove an earlier answer's others."""
     for name in files:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-    replace_files(out, kind, files)
-    written = read_manifest(out) or Manifest(kind)
-    remove_files(out, kind, written.files.keys() - files.keys())
+    manifests.replace_files(out, kind, files)
+    written = manifests.read_manifest(out) or Manifest(kind)
+    manifests.remove_files(out, kind, written.files.keys() - files.keys())

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sarathi_sim.simulator.confidence.quantile import Estimate, quantile, spread
+from sarathi_sim.simulator.confidence.quantile import quantile, spread
 from .slo import RunTables, Verdict
 
 T = TypeVar("T")
@@ -109,14 +109,12 @@ class UnbreakableError(ValueError):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The precision and the target of a search.
-
-    A run has ``requests``, more if it must last longer, up to ``budget``: ``limit_s`` is the SLO's
+    """The precision and the target of a search. A run has ``requests``, more if it must last
+    longer, up to ``budget`` (fewer than ``fewest`` settle nothing): ``limit_s`` is the SLO's
     largest limit, and arrivals last at least ``pattern_s``. ``scale`` is the probes' scale,
     ``variance`` the relative variance of a request's work and gap, times the replicas of a run. The
     share ``keep`` of replications keeps the SLO at a capacity. ``whole``: the load counts clients.
-    ``pooled`` judges several probes as one. Fewer than ``fewest`` requests settle nothing.
-    """
+    ``pooled`` judges several probes as one."""
 
     tolerance: float
     least: int
@@ -153,11 +151,9 @@ class Crossing:
 class Capacity:
     """The highest ``load`` at which the asked share of replications keeps the SLO, and its 95 %
     ``interval``; both 0 if the SLO breaks under any load (then ``pilot`` is a probe that shows it).
-
     For each replication, ``crossings`` has a crossing and ``at`` a probe at the capacity;
-    ``verdict`` judges these probes, pooled. ``saturation``: requests/s served under overload
-    (infinite for clients). ``curve``: single probes at parts of the load. ``unsettled`` says why
-    the load is no capacity: the runs are too short.
+    ``verdict`` judges these, pooled. ``saturation``: requests/s served under overload (infinite for
+    clients). ``curve``: single probes at parts of the load. ``unsettled``: why it is no capacity.
     """
 
     load: float = 0.0
@@ -178,9 +174,8 @@ class Capacity:
     @property
     def rejected(self) -> float:
         """The share of rejected requests at the capacity, or at the pilot if nothing is carried."""
-        if isinstance(self.pilot, Probed):
-            return self.pilot.verdict.rejected
-        return self.verdict.rejected if self.verdict is not None else 0.0
+        verdict = self.pilot.verdict if isinstance(self.pilot, Probed) else self.verdict
+        return verdict.rejected if verdict is not None else 0.0
 
     @property
     def carried(self) -> float:
@@ -197,11 +192,11 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     start, plan = rough, lengthened(plan, [rough.kept])
     most_scatter = SCATTER
     while True:
-        found = yield from replications(plan, start)
-        endless = next((one for one in found if isinstance(one, Probed)), None)
-        if endless is not None:
-            return Capacity(pilot=endless)
-        crossings = [one for one in found if isinstance(one, Crossing)]
+        crossings = []
+        for one in (yield from replications(plan, start)):
+            if isinstance(one, Probed):
+                return Capacity(pilot=one)
+            crossings.append(one)
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
         most = saturation * max(1 - RESOLUTION * math.sqrt(plan.variance / plan.requests), 0.5)
         most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
@@ -249,14 +244,11 @@ def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Pr
             crossing(Probe(0, seed, plan.requests), start.load, start.slope, plan) for seed in seeds
         )
         loads = [exact(one, plan) for one in found if isinstance(one, Crossing)]
-        if len(loads) == len(found) and not _narrow(quantile(loads, 1 - plan.keep), plan):
-            wanted = min(plan.most, len(found) + 1)
+        if len(loads) == len(found):
+            low, high = (estimate := quantile(loads, 1 - plan.keep)).interval
+            if high - low > max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0):
+                wanted = min(plan.most, len(found) + 1)
     return found
-
-
-def _narrow(estimate: Estimate, plan: SearchPlan) -> bool:
-    low, high = estimate.interval
-    return high - low <= max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0)
 
 
 def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
@@ -311,9 +303,6 @@ def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
     return tuple(curve)
 
 
-# How long a run must be ----------------------------------------------------------------------
-
-
 def lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
     """The plan with enough requests that arrivals last :data:`LASTS` times the largest limit and
     the mean latency; and, if crossings scatter by ``scatter`` times too much, that they no longer
@@ -359,9 +348,6 @@ def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
     )
 
 
-# One replication -----------------------------------------------------------------------------
-
-
 def pilot(plan: SearchPlan) -> Search[tuple[Probed | None, Crossing | Probed]]:
     """A rough capacity from short runs of one seed, and the run with all requests at once."""
     short = Probe(0, plan.seed, plan.pilot_requests)
@@ -396,19 +382,17 @@ def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probe
 def crossing(
     like: Probe, start: float, slope: float, plan: SearchPlan
 ) -> Search[Crossing | Probed]:
-    """The load where the SLO breaks for probes ``like`` this one, searched from ``start``.
-
-    From the first probe on, the stress and its ``slope`` predict the load of stress 1, and a load a
-    little beyond brackets it. Then bisection, until the two loads are the tolerance apart, at most
-    :data:`NEAREST`: the middle is the load of stress 1, interpolated in logarithms of both. Returns
-    the probe of the smallest load if the SLO breaks even there. Raises UnbreakableError if it holds
+    """The load where the SLO breaks for probes ``like`` this one, searched from ``start``; the
+    probe of the smallest load if the SLO breaks even there. Raises UnbreakableError if it holds
     when all requests come at once.
-    """
+
+    The stress and its ``slope`` predict the load of stress 1, and a load a little beyond brackets
+    it. Then bisection, until the two loads are the tolerance apart, at most :data:`NEAREST`:
+    between them the load of stress 1 is interpolated in logarithms of both."""
     fine = min(plan.tolerance, NEAREST)
     margin, smallest = 1 + fine / 3, SMALLEST * start
     (first,) = yield [_at(like, _rounded(start, plan))]
-    kept = first if first.verdict.holds else None
-    broken = None if first.verdict.holds else first
+    kept, broken = (first, None) if first.verdict.holds else (None, first)
     while kept is None or broken is None:
         known = kept or broken
         assert known is not None

@@ -1,8 +1,5 @@
 """The backends of a sweep: this process, local worker processes, or the workers of a Dask cluster.
-
-A backend turns bundles of jobs into results, in any order. A bundle whose worker died comes back as
-lost; ``execute.py`` decides what to do with it.
-"""
+They turn bundles of jobs into results, in any order."""
 
 from __future__ import annotations
 
@@ -37,12 +34,9 @@ jobs under way by worker, and the seconds."""
 
 
 class Bundles:
-    """Jobs to be sent, in bundles of about :data:`BUNDLE_S`.
-
-    It learns the time of a run from results (``took``), so the first bundles hold one job each.
-    Towards the end bundles become smaller, so that all workers finish together. With ``single``
-    every bundle has one job. Jobs may be added while others are under way.
-    """
+    """Jobs to be sent, in bundles of about :data:`BUNDLE_S`: of one job until the time of a run is
+    known (``took``), or with ``single``, and smaller towards the end, so that all workers finish
+    together. Jobs may be added while others are under way."""
 
     def __init__(self, jobs: Sequence[Job], workers: int, single: bool = False) -> None:
         self._todo = deque(jobs)
@@ -51,7 +45,6 @@ class Bundles:
         self._seconds = self._runs = 0.0
 
     def took(self, results: list[JobResult]) -> None:
-        """Learn the time of a run from results."""
         self._seconds += sum(result.seconds for result in results)
         self._runs += len(results)
 
@@ -65,13 +58,11 @@ class Bundles:
     def __next__(self) -> list[Job]:
         if not self._todo:
             raise StopIteration
-        return [self._todo.popleft() for _ in range(self._size())]
-
-    def _size(self) -> int:
-        if self._single or not self._runs:
-            return 1
-        wanted = math.ceil(BUNDLE_S * self._runs / max(self._seconds, 1e-9))
-        return max(1, min(wanted, len(self._todo) // (4 * self._workers)))
+        size = 1
+        if self._runs and not self._single:
+            wanted = math.ceil(BUNDLE_S * self._runs / max(self._seconds, 1e-9))
+            size = max(1, min(wanted, len(self._todo) // (4 * self._workers)))
+        return [self._todo.popleft() for _ in range(size)]
 
 
 class Backend(Protocol):

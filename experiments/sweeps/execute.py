@@ -26,7 +26,7 @@ from ..config.deployment import deploy
 from ..results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
 from ..run.ranking import half_width
 from .backends import Backend, Bundles
-from .jobs import Job, JobResult
+from .jobs import Job
 from .plan import Run, SweepPlan, coordinates
 from .store import RESULTS, Store
 
@@ -49,7 +49,6 @@ class Report:
 
     @property
     def missing(self) -> int:
-        """Runs without a result."""
         return self.total - self.finished
 
     def line(self, workers: int) -> str:
@@ -70,15 +69,11 @@ class Report:
 
 def failed_runs(report: Report, folder: Path) -> list[str]:
     """A line for some of the failed runs, and where their tracebacks are."""
-    said = [f"failed: run {key}: {error}" for key, error in list(report.failures.items())[:5]]
-    if len(report.failures) > len(said):
-        said.append(f"... and {len(report.failures) - len(said)} more")
-    if said:
-        said.append(
-            f"{len(report.failures)} of {report.total} runs failed; their tracebacks are in "
-            f"{folder}; --resume tries them again"
-        )
-    return said
+    said, count = [], len(report.failures)
+    said += [f"failed: run {key}: {error}" for key, error in list(report.failures.items())[:5]]
+    said += [f"... and {count - 5} more"] if count > 5 else []
+    whole = f"{count} of {report.total} runs failed; their tracebacks are in {folder}"
+    return [*said, f"{whole}; --resume tries them again"] if said else []
 
 
 def duration(seconds: float) -> str:
@@ -103,12 +98,9 @@ def execute(
     say: Say = silent,
     follow: Follow | None = None,
 ) -> Report:
-    """Simulate the missing runs of the folder and write its tables.
-
-    ``report`` is filled in on the way, so it shows the progress of an interrupted sweep. ``say``
-    gets messages for the user. The tables of the finished runs are written however the sweep ends.
-    With ``follow`` results lead to further runs; they come last in the tables, sorted by key.
-    """
+    """Simulate the missing runs of the folder and write its tables, however the sweep ends.
+    ``report`` is filled in on the way, ``say`` gets messages for the user. With ``follow`` results
+    lead to further runs; they come last in the tables, sorted by key."""
     unique = {run.key: run for run in plan.runs}
     report = report or Report(len(unique))
     store.drop_failures()
@@ -150,7 +142,12 @@ def execute(
                     bundles.took(value)
                     for result in value:
                         work_s += result.seconds
-                        _keep(result, store, report)
+                        if result.error:
+                            report.failures[result.key] = result.error
+                            store.write_failure(result.key, result.details)
+                        else:
+                            store.write(result)
+                            report.finished += 1
                         if follow is not None:
                             more = list(follow(unique[result.key]))
                             report.total += len(more)
@@ -185,24 +182,19 @@ def waited_for(under_way: dict[str, list[Job]], seconds: float) -> str:
     return f"no result for {seconds:.0f} s; waiting for {'; '.join(parts)}"
 
 
-def _keep(result: JobResult, store: Store, report: Report) -> None:
-    if result.error:
-        report.failures[result.key] = result.error
-        store.write_failure(result.key, result.details)
-    else:
-        store.write(result)
-        report.finished += 1
-
-
 def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
     """Write the table of all finished runs, and the sweep's summary, with the keys and points of
     the runs without a result and, if they failed, why. Both are made from the runs' folders, so
     they do not depend on when and where runs were simulated."""
     finished = store.finished()
-    rows = [_row(run, plan, store) for run in plan.runs if run.key in finished]
+    rows = [
+        {"run": run.key, "name": run.name, **coordinates(run, plan.axes)}
+        | flat(store.summary(run.key, run.name))
+        for run in plan.runs
+        if run.key in finished
+    ]
     table = pd.DataFrame(rows)
     store.replace(RESULTS, table.to_parquet(index=False))
-    paired = paired_differences(table, plan.contrast, plan.axes)
     content = {
         "format": SWEEP_FORMAT,
         "name": plan.name,
@@ -217,14 +209,9 @@ def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> Non
             for run in plan.runs
             if run.key not in finished
         },
-        "paired": paired,
+        "paired": paired_differences(table, plan.contrast, plan.axes),
     }
     store.replace(SUMMARY, json_bytes(content))
-
-
-def _row(run: Run, plan: SweepPlan, store: Store) -> dict[str, Any]:
-    numbers = flat(store.summary(run.key, run.name))
-    return {"run": run.key, "name": run.name, **coordinates(run, plan.axes), **numbers}
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -253,14 +240,11 @@ METRICS = (
 def paired_differences(
     table: pd.DataFrame, contrast: str | None, axes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """The ratio of each metric between every value of ``contrast`` and its first one.
-
-    One entry per point of the other axes but the seed: ``point``, ``value``, ``against``, ``seeds``
-    and ``ratios``: metric -> ``ratio`` (geometric mean over the seeds), ``low`` and ``high`` (95 %
-    interval, None with a single seed) and ``unpaired`` (how many times as wide the interval would
-    be if the seeds were not paired). A metric that is 0 or missing somewhere is left out, as are
-    latencies where a run is overloaded.
-    """
+    """The ratio of each metric between every value of ``contrast`` and its first one: an entry a
+    point of the other axes but the seed. ``ratios``: metric -> ``ratio`` (geometric mean over the
+    seeds), ``low`` and ``high`` (95 % interval, None with a single seed) and ``unpaired`` (how many
+    times as wide the interval would be if the seeds were not paired). A metric that is 0 or missing
+    somewhere is left out, as are latencies where a run is overloaded."""
     if contrast is None or table.empty:
         return []
     # As text, because a value may be missing (null), and a missing one does not equal itself.
@@ -284,16 +268,14 @@ def paired_differences(
                 if not (growing and metric.startswith(STEADY))
                 and (entry := _ratio(base.loc[seeds, metric], other.loc[seeds, metric])) is not None
             }
-            point = {axis: _plain(other[axis].iloc[0]) for axis in others}
-            found.append(
-                {
-                    "point": point,
-                    "value": _plain(other[contrast].iloc[0]),
-                    "against": _plain(base[contrast].iloc[0]),
-                    "seeds": len(seeds),
-                    "ratios": ratios,
-                }
-            )
+            entry = {
+                "point": {axis: _plain(other[axis].iloc[0]) for axis in others},
+                "value": _plain(other[contrast].iloc[0]),
+                "against": _plain(base[contrast].iloc[0]),
+                "seeds": len(seeds),
+                "ratios": ratios,
+            }
+            found.append(entry)
     return found
 
 

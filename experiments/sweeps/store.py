@@ -94,17 +94,12 @@ class Store:
         """The keys whose runs are finished, with every file unchanged. A damaged folder is moved
         away, so that its run is repeated and no edit is lost; ``say`` gets a message. Files added
         to a folder stay. Raises OSError."""
-        found = set()
-        for key in sorted(self.finished().intersection(keys)):
-            damage = _damage(self.runs / key)
-            if damage:
-                target = self._move_away(key)
-                say(
-                    f"run {key} is damaged ({damage}) and is done again; "
-                    f"its old folder is now {target}"
-                )
-            else:
-                found.add(key)
+        found = self.finished().intersection(keys)
+        for key in sorted(found):
+            if damage := _damage(self.runs / key):
+                found.remove(key)
+                again = f"run {key} is damaged ({damage}) and is done again"
+                say(f"{again}; its old folder is now {self._move_away(key)}")
         return found
 
     def _move_away(self, key: str) -> Path:
@@ -151,13 +146,11 @@ class Store:
         path = self.runs / key / SUMMARY
         try:
             summary = json.loads(regular(path).read_bytes())["scenarios"][name]
+            if not isinstance(summary, dict):
+                raise ValueError(f"{name} has no numbers")
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(
-                f"{path}: damaged ({one_line(error)}): remove the folder {path.parent} and give "
-                "--resume"
-            ) from None
-        if not isinstance(summary, dict):
-            raise UserError(f"{path}: damaged: remove {path.parent} and give --resume")
+            hint = f"remove the folder {path.parent} and give --resume"
+            raise UserError(f"{path}: damaged ({one_line(error)}): {hint}") from None
         return summary
 
     def replace(self, name: str, content: bytes) -> None:
@@ -167,8 +160,6 @@ class Store:
 
 def _damage(folder: Path) -> str:
     """The changes in a run's folder since it was written, as text; empty if there are none."""
-    manifest = read_manifest(folder)
-    if manifest is None:
+    if (manifest := read_manifest(folder)) is None:
         return f"it has no {MANIFEST}, or one that cannot be read"
-    found = differences(folder, manifest)
-    return str(replace(found, foreign=[]))
+    return str(replace(differences(folder, manifest), foreign=[]))
