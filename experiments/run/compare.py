@@ -18,15 +18,7 @@ from sarathi_sim.simulator.views.explain import explain as explanation
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
-from ..results import (
-    FORMAT,
-    SWEEP_FORMAT,
-    Tables,
-    no_run,
-    read_summary,
-    read_tables,
-    to_json,
-)
+from ..results import FORMAT, SWEEP_FORMAT, Tables, no_run, read_summary, read_tables, to_json
 
 _LABELS = {
     **ACCOUNTS,
@@ -78,15 +70,10 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     again = simulate_again(where, scenario, str(folder), progress)
     notes, deployment, analysis = list(again.notes), again.deployment, again.analysis
     if again.state == "overloaded":
-        notes.append(
-            f"{folder}: overloaded: its queue grows while requests arrive, so its mean latency "
-            "depends on the length of the run"
-        )
-    records = analysis.records
-    requests = tuple(
-        np.ascontiguousarray(column).tobytes()
-        for column in (records.prompt_tokens, records.output_tokens)
-    )
+        growing = "overloaded: its queue grows while requests arrive, so its mean latency"
+        notes.append(f"{folder}: {growing} depends on the length of the run")
+    columns = (analysis.records.prompt_tokens, analysis.records.output_tokens)
+    requests = tuple(np.ascontiguousarray(column).tobytes() for column in columns)
     pools, stored = deployment.pools, read_summary(where)
     parts = explanation(analysis, deployment.predictor) if len(pools) == 1 else None
     if parts is None:
@@ -121,14 +108,11 @@ def simulate_again(
     total = len(deployment.requests)
     analysis = Analysis(deployment.simulate(lambda done: progress(label, done, total)))
     summary = to_json(deployment.summary(analysis))
-    notes = []
-    stored = read_summary(folder)["scenarios"][scenario].get("makespan_s")
-    if stored != summary["makespan_s"]:
-        notes.append(
-            f"{label}: simulated again, its makespan is {summary['makespan_s']:.6g} s, not "
-            f"{stored}: profiles or code have changed since"
-        )
-    return SimulatedAgain(deployment, analysis, summary["steady"]["state"], tuple(notes))
+    stored, now = read_summary(folder)["scenarios"][scenario], summary["makespan_s"]
+    before = stored.get("makespan_s")
+    note = f"{label}: simulated again, its makespan is {now:.6g} s, not {before}: profiles or code "
+    notes = () if before == now else (f"{note}have changed since",)
+    return SimulatedAgain(deployment, analysis, summary["steady"]["state"], notes)
 
 
 def _find(folder: Path) -> tuple[Path, str]:

@@ -52,7 +52,6 @@ class Iteration:
 
     @property
     def total_s(self) -> float:
-        """Seconds of the iteration."""
         return self.linear_s + self.attention_s
 
 
@@ -66,7 +65,6 @@ class Throughput:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt and output tokens a second."""
         return self.tokens / self.seconds
 
     def share(self, ops: Iterable[str]) -> float:
@@ -162,13 +160,8 @@ class Machine:
     def run(self, policy: Policy, batch: int, prompt: Ints, output: Ints) -> Records:
         """Serve requests of these lengths that arrive at once, ``batch`` at a time."""
         longest = int((prompt + output).max())
-        scheduler = MicroBatches(
-            policy,
-            max_batch=batch,
-            max_in_flight=1,
-            kv_capacity=batch * longest,
-            max_length=longest,
-        )
+        room: dict[str, Any] = {"kv_capacity": batch * longest, "max_length": longest}
+        scheduler = MicroBatches(policy, max_batch=batch, max_in_flight=1, **room)
         requests = make_requests(at_once(len(prompt)), prompt, output, max_length=longest)
         return simulate(requests, Replicas([scheduler], self.predictor, (self.layers,)))
 
@@ -234,19 +227,12 @@ def advise(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """The best chunk size and batch cap for a workload on one tensor-parallel group of GPUs.
-
-    ``verified`` candidates keep the limit, the best first; ``excluded`` is a faster one that breaks
-    it, or None. ``tbt_limit_s`` bounds P99 of the time between tokens. Raises UserError for a cap
-    beyond what the memory holds and for a limit that nothing meets, CapacityError where not one
-    request fits.
-    """
-    capacity = kv_capacity_tokens(
-        machine.ops.model,
-        machine.device,
-        machine.ops.tp,
-        (machine.layers,),
-        numbers=machine.ops.number_bytes,
-    )
+    ``verified`` candidates keep ``tbt_limit_s`` (P99 of the time between tokens), the best first;
+    ``excluded`` is a faster one that breaks it, or None. Raises UserError for a cap beyond what the
+    memory holds and for a limit that nothing meets, CapacityError where not one request fits."""
+    ops, layers = machine.ops, (machine.layers,)
+    numbers = ops.number_bytes
+    capacity = kv_capacity_tokens(ops.model, machine.device, ops.tp, layers, numbers=numbers)
     fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
     if batch_cap is not None and batch_cap > fitting:
         raise UserError(
@@ -277,12 +263,9 @@ def _search(
     limit_s: float,
     progress: Callable[[int, int], None],
 ) -> list[Candidate]:
-    """What was simulated, the most tokens a second first.
-
-    Of each chunk, batches evenly spread are tried, and those with which a mean prompt is a whole
-    number of chunks. Then those a step to either side of the chunk's best, and the steps halve. A
-    chunk too slow to become the best if its throughput grew as its batch does is not tried further.
-    """
+    """What was simulated, the most tokens a second first: of each chunk, batches evenly spread, and
+    those with which a mean prompt is a whole number of chunks; then those a step to either side of
+    the chunk's best, in halving steps, unless it is too slow to become the best."""
     found: dict[tuple[int, int], Candidate] = {}
     longest = max(FIXED[-1], ceil(demand.length / TILE) * TILE)
     # A batch that leaves a chunk hardly any prompt tokens is slow, also to simulate.

@@ -1,10 +1,8 @@
 """Options under equal load, ranked: who leads in a metric, and the Pareto front of two.
 
-An *option* is a choice (a policy, a chunk size, a layout), a *load* comes from outside (requests,
-their rate). Values are equal within :data:`ALIKE`, or within the noise of the seeds: seed by seed
-all options serve the same requests, so the logarithm of a ratio is taken seed by seed, and its mean
-has a Student-t interval.
-"""
+An *option* is a choice (a policy, a chunk size, a layout), a *load* comes from outside. Values are
+equal within :data:`ALIKE`, or within the noise of the seeds: a Student-t interval of the mean of
+the logarithms of ratios, as seed by seed all options serve the same requests."""
 
 from __future__ import annotations
 

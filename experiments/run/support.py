@@ -11,16 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.profiler.facts import formats
 from sarathi_sim.profiler.facts.device import DeviceSpec, engine_facts, list_devices, load_device
-from sarathi_sim.profiler.facts.formats import (
-    KV_DTYPES,
-    STACKS,
-    TWO_BYTES,
-    WEIGHT_DTYPES,
-    Kernels,
-    Stack,
-    WeightDtype,
-)
+from sarathi_sim.profiler.facts.formats import WEIGHT_DTYPES, Kernels, Stack, WeightDtype
 from sarathi_sim.profiler.facts.model import ModelSpec, list_models, load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
@@ -94,7 +87,7 @@ class Combination:
 
     def _memory(self, tp: int, pp: int) -> EngineMemory:
         layers = stage_layers(self.model.num_layers, pp)
-        numbers = self.kernels.number_bytes if self.kernels else TWO_BYTES
+        numbers = self.kernels.number_bytes if self.kernels else formats.TWO_BYTES
         setting = STACK_SHARES[self.stack or "vllm"]
         return engine_memory(
             self.model, self.device, tp, layers, BLOCK, setting, SHARE, ITERATION, numbers
@@ -110,7 +103,7 @@ class Combination:
     @property
     def kind(self) -> str:
         """The least direct origin of the layer's GEMMs, experts and attention."""
-        wanted = (*FAMILIES["GEMM"], *FAMILIES["experts"], *FAMILIES["attention"])
+        wanted = (op for family, ops in FAMILIES.items() if family != "all-reduce" for op in ops)
         kinds = [self.origins[op].kind for op in wanted if op in self.origins]
         return max(kinds, key=KINDS.index)
 
@@ -130,7 +123,7 @@ class Combination:
             return ["bf16"]
         tp = min(self.sources)
         found: list[str] = []
-        for cache in KV_DTYPES:
+        for cache in formats.KV_DTYPES:
             assert self.kernels is not None
             kernels = replace(self.kernels, kv_cache_dtype=cache)
             try:
@@ -166,7 +159,7 @@ def supported(
 ) -> list[Combination]:
     """The cells of the given names; a name that is None stands for all. Raises UserError for an
     unknown name."""
-    named = (("--stack", stack, STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
+    named = (("--stack", stack, formats.STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
     for option, value, allowed in named:
         if value is not None and value not in allowed:
             hint = did_you_mean(value, allowed)
