@@ -1,8 +1,4 @@
-"""Recorded runs of real servers, request by request, beside their simulation.
-
-``load_tools.py`` reads the runs; ``score.py`` and ``tune.py`` take the same cases with other
-constants of the server.
-"""
+"""Recorded runs of real servers, request by request, beside their simulation."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ from ..config.loading import Experiment
 from ..config.requests import Traffic
 from ..config.scenario import Engine, Scenario
 from ..run.compare import Compared
-from .load_tools import TOOLS, Benchmark, read_benchmarks
+from .load_tools import Benchmark, read_benchmarks
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +46,12 @@ class ServerRun:
 
     def for_scenario(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
         """Its requests, in place of the ``workload`` section's; they declare their true output."""
-        rows = self.requests
-        longest = int((rows["prompt_tokens"] + rows["output_tokens"]).max())
-        if longest > max_length:
+        names = ("arrival_s", "prompt_tokens", "output_tokens")
+        arrival_s, prompt, output = (self.requests[name].to_numpy() for name in names)
+        if (longest := int((prompt + output).max())) > max_length:
             problem = f"must be at least {longest}, the longest request of the run"
             raise source.error("cluster.max_length", max_length, problem)
-        columns = (
-            rows[name].to_numpy() for name in ("arrival_s", "prompt_tokens", "output_tokens")
-        )
+        columns = (arrival_s, prompt, output)
         found = Traffic(make_requests(*columns, max_length=max_length, declare_exact=True))
         found.said = (self.note,) if self.note else ()
         return found
@@ -69,14 +63,11 @@ def read_server_runs(path: Path) -> dict[str, ServerRun]:
     runs = {}
     for found in read_benchmarks(path):
         if found.requests is None:
-            command = TOOLS.get(found.tool, TOOLS["AIPerf"])
-            kept = f"these keep the times of every request: {command}"
+            kept = f"these keep the times of every request: {found.command}"
             raise UserError(f"{path}: {found.name}: holds means only; {kept}")
         runs[found.name] = ServerRun.of(found)
     return runs
 
-
-# Measured beside simulated ----------------------------------------------------------------------
 
 MEASURES = ("ttft_s", "tpot_s", "latency_s")
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -124,14 +115,13 @@ def number_at(numbers: Mapping[str, Any], path: str) -> float | None:
 
 def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """Errors in percent, number by number."""
-    return {
-        key: _off(found[key], value)
-        if isinstance(value, dict)
-        else None
-        if not value or found[key] is None
-        else 100 * (found[key] / value - 1)
-        for key, value in measured.items()
-    }
+    errors: dict[str, Any] = dict.fromkeys(measured)
+    for key, value in measured.items():
+        if isinstance(value, dict):
+            errors[key] = _off(found[key], value)
+        elif value and found[key] is not None:
+            errors[key] = 100 * (found[key] / value - 1)
+    return errors
 
 
 @dataclass(frozen=True)
@@ -178,7 +168,6 @@ class MeasuredRun:
         return Overheads.configured(self.deployment.pools[0].scenario.engine)
 
     def under(self, overheads: Overheads) -> Simulated:
-        """The run's simulation with these overheads."""
         return simulated(overheads.of(self.deployment))
 
     def numbers(self, overheads: Overheads) -> dict[str, Any]:
@@ -206,7 +195,6 @@ class Simulated:
 
     @property
     def requests(self) -> pd.DataFrame:
-        """The simulation's table of requests."""
         return self.analysis.requests
 
     def beside(self, run: ServerRun, measured: Mapping[str, Any]) -> dict[str, Any]:
