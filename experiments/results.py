@@ -74,8 +74,7 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
 
     ``out`` may exist if it is empty or an earlier result of that kind, which is replaced. Raises
     UserError where it is anything else, holds a file that we did not write, or where another
-    command is about to write it.
-    """
+    command is about to write it."""
     target = check_replaceable(out, kind)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     with about_out(out):
@@ -103,8 +102,7 @@ def open_result(
 ) -> list[Path] | None:
     """Make the folder of a result that grows. Returns the folders that were made, or None if it is
     a result of that kind already. Raises UserError, which begins with ``where`` (default:
-    ``--out``), if it is something else, or holds foreign files other than the names ``apart``.
-    """
+    ``--out``), if it is something else, or holds foreign files other than the names ``apart``."""
     folder, where = resolved(out), where or f"--out {out}"
     with about_out(out):
         made = make_folders(folder)
@@ -131,8 +129,7 @@ def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
-    """The resolved path of ``out``. Raises UserError if it holds files that we may not
-    replace."""
+    """The resolved path of ``out``. Raises UserError if it holds files that we may not replace."""
     target = resolved(out)
     if target in (Path.cwd(), *Path.cwd().parents):
         raise UserError(

@@ -136,7 +136,6 @@ def slower_factors(option: Option, plan: SearchPlan, loaded: Probe | None = None
 def _scaled_pilots(
     plan: SearchPlan, rough: Crossing, factors: list[float]
 ) -> Search[tuple[float, float]]:
-    """A search for the ratios of the capacity with slower op times, and with faster ones."""
     if not factors:
         return 1.0, 1.0
     loads, plan = [], replace(plan, tolerance=min(plan.tolerance, FINE))
@@ -450,7 +449,6 @@ def answered(
 
 
 def _halfway(lab: Laboratory, draft: Draft, found: Sequence[Answer]) -> list[Option]:
-    """The possible deployments halfway between the best and its neighbours."""
     loads, options = [one.load for one in found], list[Option]()
     if not any(loads):
         return []

@@ -40,8 +40,7 @@ class Bounds:
     are bounded by that of a single request. Rejected requests, prompt tokens that are remote or
     that a prefix cache may hold, and the drafter cost nothing. Ranks of attention share the GPU
     time but for the experts', which compute the tokens of all ranks at their best rate. A decode
-    has the rows of its drafts, and yields the mean number of tokens (in a latency all of them).
-    """
+    has the rows of its drafts, and yields the mean number of tokens (in a latency all of them)."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -86,7 +85,6 @@ class Bounds:
         return float(layers + self._edges(np.ones(1))[0]) / self.per_decode
 
     def _edges(self, rows: Floats) -> Floats:
-        """The time of an iteration outside its layers: the LM head, the host, the links."""
         links = (len(self.layers) - 1) * self.cost.transfer_s(rows)
         return np.asarray(self.cost.last_s(rows) + self.cost.host_s(rows) + links)
 
@@ -130,7 +128,6 @@ class Bounds:
         return min(found)
 
     def _largest_batch(self, limit_s: float) -> int:
-        """The most decodes of an iteration that takes at most ``limit_s``."""
         rows = np.interp(self.rows_each * BATCHES, self.sizes, self.linear)
         takes = sum(self.layers) * (rows + self.decode) + self._edges(BATCHES.astype(np.float64))
         return int(BATCHES[min(int((takes <= limit_s * SLACK).sum()), len(BATCHES) - 1)])

@@ -1,5 +1,5 @@
-"""The engine's own command line for a deployment, with every setting that was simulated; and a
-load tool's, with the load.
+"""The engine's own command line for a deployment, with every setting that was simulated; and a load
+tool's, with the load.
 
 Options are those of vLLM 0.32 and SGLang 0.5.23, whose parsers read these commands in a test, and
 of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its YAML).
@@ -7,8 +7,7 @@ of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its 
 Workers of two pools send the KV cache by NIXL, behind a router that takes turns: vLLM's own proxy
 (its ``docs/features/nixl_connector_usage.md``), SGLang's router (0.5.23,
 ``docs/advanced_features/pd_disaggregation.md`` and ``router.md``), and for TensorRT-LLM Dynamo 1.x
-(``examples/backends/trtllm``: ``launch/disagg.sh`` and ``engine_configs``).
-"""
+(``examples/backends/trtllm``: ``launch/disagg.sh`` and ``engine_configs``)."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ class _ServerCommand:
     variable for the layers of stages. ``on_the_fly``: the formats to which it quantises a bf16
     checkpoint, ``reads``: those of checkpoints that it loads (empty: all). ``follows_kv``: in place
     of a KV cache in bf16 it takes the checkpoint's format. ``told`` is what it is told of a
-    policy's keys with so many ranks.
-    """
+    policy's keys with so many ranks."""
 
     program: str
     options: Mapping[str, str]
@@ -98,7 +96,6 @@ DRAFTER = "DRAFTER"
 
 
 def _drafter(spec: Speculation) -> str:
-    """The checkpoint of a drafter that is one of its own; else empty."""
     return DRAFTER if spec.method == "eagle3" else spec.model or ""
 
 
@@ -136,7 +133,6 @@ def _trtllm_drafts(spec: Speculation) -> dict[str, Any]:
 
 
 def _lacks(engine: str, scenario: Scenario) -> str:
-    """What an engine cannot do of a scenario."""
     if engine == "sglang" and scenario.cluster.dp > 1 and _method(scenario) == "ngram":
         return "SGLang has no n-gram drafts with ranks of attention"
     if engine == "trtllm" and scenario.cluster.dp > 1 and scenario.cluster.tp > 1:
@@ -413,7 +409,6 @@ def launch(scenario: Scenario) -> Launch:
 
 
 def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
-    """The launch of one replica, or of one worker of a pool."""
     engine, cluster, plain = scenario.policy.name, scenario.cluster, ("bf16", "bf16")
     sent = cluster.moe_a2a_backend not in (None, "none") or cluster.redundant_experts
     if sent or (cluster.dp > 1 and cluster.rank_router != router_of_ranks(engine)):
@@ -617,7 +612,6 @@ def _notes_of_load(scenario: Scenario, requests: Sequence[Request]) -> list[str]
 
 
 def _known(model: str) -> list[Checkpoint]:
-    """The checkpoints of a shipped model, of a name on the Hub, or the folder of one."""
     if listed := find_published(model):
         shipped, named = listed
         return [named, *checkpoints(shipped)]

@@ -91,7 +91,6 @@ def pool_layouts(
 def _pairs(
     wanted: Wanted, options: Iterable[Option], objectives: Sequence[Objective]
 ) -> Iterator[Pair]:
-    """Pairs of layouts in which a single request keeps the SLO, on GPUs of one kind."""
     alike = dict[object, tuple[dict[Option, float], dict[Option, float]]]()
     largest = {"budget": max(wanted.budgets), "seqs": max(wanted.sequences)}
     first = [one for one in objectives if "ttft_s" in one.limits]
@@ -115,7 +114,6 @@ def _pairs(
 def _described(
     wanted: Wanted, pair: Pair, workers: tuple[int, int], trees: dict[str, dict[str, Any]]
 ) -> Described:
-    """The layout and the scenario of a pair with so many workers."""
     pools: dict[str, dict[str, Any]] = {
         pool: {"cluster": {**trees[one.name]["cluster"], "replicas": count}}
         for pool, one, count in zip(POOLS, (pair.prefill, pair.decode), workers, strict=True)

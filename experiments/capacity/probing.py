@@ -72,8 +72,6 @@ class Laboratory:
 
 
 class _Chase(Generic[T]):
-    """Searches under way, and the runs that each waits for."""
-
     def __init__(
         self, lab: Laboratory, searches: Mapping[Option, Search[T]], before: int, total: int
     ) -> None:
@@ -126,7 +124,6 @@ class _Chase(Generic[T]):
         self.lab.progress("deployments", self._before + len(self.found), self._total)
 
     def _ask(self, option: Option, probes: list[Probe]) -> list[Run]:
-        """The runs of the probes that no search has asked for yet."""
         runs, asked = [], []
         for probe in probes:
             deployment = option.at(probe, self.lab.section.load)
@@ -154,8 +151,6 @@ class _Chase(Generic[T]):
 
 @dataclass
 class _Kept:
-    """A backend that outlives a sweep on it."""
-
     backend: Backend
     workers: int
 

@@ -4,8 +4,7 @@ Layouts that do not fit, or break the SLO with a single request, are dropped wit
 The others race with short runs of one replica, in the order of their bounds. Once a deployment was
 seen to carry a load, each next one needs a single run: at the load that would make it nearly as
 good. Only if it keeps the SLO there, it is searched further. All runs share their random numbers.
-The best few are then searched as ``capacity`` does, with all their replicas.
-"""
+The best few are then searched as ``capacity`` does, with all their replicas."""
 
 from __future__ import annotations
 
@@ -319,7 +318,6 @@ def _least_replicas(
 
 
 def _run_at(lab: Laboratory, like: Mapping[Option, Answer], rate: float) -> dict[str, AtRate]:
-    """Deployments under the rate, each with runs as long as those of an answer."""
     searches = {}
     for option, one in like.items():
         assert one.found is not None
@@ -380,13 +378,11 @@ def _weighed(
 
 
 def _op_error(lab: Laboratory, option: Option) -> float:
-    """The half-width of the 90 % band of an option's op times, in logarithms."""
     ends = slower_factors(option, plan_of(option, lab.section, "recommend"))
     return math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
 
 
 def _with_bands(lab: Laboratory, found: Recommendation) -> Recommendation:
-    """The finalists with the bands of their op times, one half-width an engine and GPU."""
     errors, banded = dict(found.weighed.errors), list[Answer]()
     for one in found.finalists:
         if one.load:
@@ -438,12 +434,10 @@ def whole(option: Option, replicas: int) -> Option:
 
 
 def _changed(option: Option, by: int) -> Option:
-    """The deployment with ``by`` more replicas."""
     return whole(option, option.scenario.cluster.replicas + by)
 
 
 def _per_hour(option: Option, prices: Prices) -> float:
-    """The cost of all replicas' GPUs for an hour."""
     return max(prices.of(option.deployment.device.name), 1e-9) * option.gpus
 
 
@@ -619,7 +613,6 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
 
 
 def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
-    """The first deployment at the rate with one replica fewer; None if this was not run."""
     best = found.finalists[0].option
     there = found.checked.get(_changed(best, -1).name)
     if best.pooled or there is None or there.verdict.holds:

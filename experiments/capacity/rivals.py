@@ -5,8 +5,7 @@ equal if their money is equal, or differs by less than their difference can tell
 the same seeds, so what they tell is the interval of paired differences. Errors of op times cancel
 for one engine on one kind of GPU; else both count in full. The interval of a single capacity counts
 nowhere. A deployment that was only screened is run at the stated rate before anything is said of
-it; without a rate its load is as uncertain as the screening.
-"""
+it; without a rate its load is as uncertain as the screening."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ requests come faster or slower, so its latencies grow with the load, and bisecti
 runs take three or four probes per replication. The capacity is the quantile of the crossings that
 90 % of replications exceed (``confidence/quantile.py``), and at most the saturation. All
 replications then run at it: pooled, they must keep the SLO, and their arrivals must last long
-enough to show an overload.
-"""
+enough to show an overload."""
 
 from __future__ import annotations
 

@@ -287,7 +287,6 @@ def label(measure: str, section: CapacitySection) -> str:
 def _sides(
     option: Option, factor: Factor, by: float, notes: list[str]
 ) -> Iterator[tuple[Shifted, Option]]:
-    """The option with this factor lower, and higher; a note if it does not change."""
     for side in SIDES:
         times = 1 + side * by
         try:
@@ -364,7 +363,6 @@ def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:
 
 
 def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]]) -> Values:
-    """Each replication's metrics in every case."""
     runs: dict[tuple[Option, str, int], list[Run]] = {}
     for case, option in [*((Shifted(option), option) for option in asked.options), *changed]:
         runs[case.option, case.factor, case.side] = [
@@ -440,7 +438,6 @@ def _row(
 
 
 def _base(values: Values, option: Option, measures: Iterable[str]) -> dict[str, float | None]:
-    """The values without any change, by measure."""
     found = values.get((option, "", 0))
     if not isinstance(found, dict):
         return dict.fromkeys(measures)

@@ -134,8 +134,7 @@ class CapacitySection(Strict):
     that its own capacity scatters by half the tolerance), and more until an overload shows; a
     search that needs over ``most_requests`` (default: 100,000 a replica) is not settled.
     ``rejected``: the share of requests that may be. ``space``: keys and values as in a ``sweep``
-    section (``grid``, ``zip``, ``cases``); every scenario and point is a deployment.
-    """
+    section (``grid``, ``zip``, ``cases``); every scenario and point is a deployment."""
 
     slo: SloText
     load: Literal["rate", "clients"] = "rate"

@@ -2,8 +2,7 @@
 
 A file is known by its keys, not by its name. It may hold several runs, and of each run either the
 times of every request or means. The formats are those that the sources of vLLM 0.32.0, SGLang
-0.5.23, AIPerf 0.3.0 and 0.13.0, GenAI-Perf 0.0.16, and guidellm 0.3.1 to 0.8.1 write.
-"""
+0.5.23, AIPerf 0.3.0 and 0.13.0, GenAI-Perf 0.0.16, and guidellm 0.3.1 to 0.8.1 write."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Benchmark:
 
     ``requests`` has a row a request in order of arrival: ``arrival_s`` (after the first),
     ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token), ``latency_s``
-    (to the last token); None if the file has means only. ``note`` says what of it is not used.
-    """
+    (to the last token); None if the file has means only. ``note`` says what of it is not used."""
 
     tool: str
     name: str = ""
@@ -111,7 +109,6 @@ _Row = Sequence[float]  # sent (s), prompt, output (tokens), TTFT, from then to 
 
 
 def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The object in a JSON file, or that of each line of a file of JSON lines."""
     content = read_bounded(path, LARGEST_DATA).strip()
     if not content.startswith(b"{"):
         return
@@ -158,12 +155,10 @@ def _checked(kind: type[_Kind], content: object, where: str) -> _Kind:
 
 
 def _at(*keys: str, default: Any = ...) -> Any:
-    """A field at a path of keys."""
     return Field(default, validation_alias=AliasPath(*keys))
 
 
 def _either(*keys: str | AliasPath, default: Any = ...) -> Any:
-    """A field at one of several keys."""
     return Field(default, validation_alias=AliasChoices(*keys))
 
 
@@ -174,7 +169,6 @@ def _none(where: str, failed: object) -> UserError:
 def _measured(
     where: str, rows: Iterable[_Row], failed: int, offered: Mapping[str, Any]
 ) -> Benchmark:
-    """A run with the times of every request; those without output have failed, too."""
     names = ["arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "rest_s"]
     every = pd.DataFrame(rows, columns=names)
     table = every[every["output_tokens"] > 0]
@@ -493,7 +487,6 @@ _Reader = Callable[[_Documents], list[Benchmark]]
 
 
 def _each(reader: Callable[[str, dict[str, Any]], Benchmark]) -> _Reader:
-    """A reader of files with a run an object."""
     return lambda documents: [reader(*document) for document in documents]
 
 

@@ -114,7 +114,6 @@ def number_at(numbers: Mapping[str, Any], path: str) -> float | None:
 
 
 def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Errors in percent, number by number."""
     errors: dict[str, Any] = dict.fromkeys(measured)
     for key, value in measured.items():
         if isinstance(value, dict):

@@ -42,11 +42,10 @@ def errors_of(deployment: Deployment) -> StackErrors | None:
 def bands_of(case: Case, plain: Simulated, overheads: Overheads) -> dict[str, list[float]]:
     """The 90 % bands of the :data:`NUMBERS` of a simulation with these ``overheads``, by path.
 
-    A band joins independent causes, by the root of the sum of their squares: the run again with
-    all ops slower, and faster, by the errors of op times and the stack's own of TPOT; with the
-    host's times longer and shorter (:data:`HOST`); and the stack's own error of TTFT, which is in a
-    latency, too. Errors of a server's means count for its percentiles (assumed).
-    """
+    A band joins independent causes, by the root of the sum of their squares: the run again with all
+    ops slower, and faster, by the errors of op times and the stack's own of TPOT; with the host's
+    times longer and shorter (:data:`HOST`); and the stack's own error of TTFT, which is in a
+    latency, too. Errors of a server's means count for its percentiles (assumed)."""
     errors = errors_of(plain.deployment) or StackErrors(0.0, 0.0)
     low, high = map(math.log, op_time_factors(plain.deployment, plain.analysis))
     beyond = NORMAL_90 * errors.tpot

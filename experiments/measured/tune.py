@@ -3,8 +3,7 @@
 The fit minimises the sum of squared residuals: of the logarithms of TTFT and TPOT (means, medians
 and 90th percentiles), divided by how far repeated runs differ; and of the logarithms of the
 constants, divided by how far servers of one stack differ. Where the sum is least, its curvature
-says how far each constant is known (Laplace's approximation).
-"""
+says how far each constant is known (Laplace's approximation)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,3 @@
 """One experiment: run, print, compare, chunk sizes. Imports ``results``.
 
-Read ``experiment.py`` first: what ``sarathi-sim run`` does.
-"""
+Read ``experiment.py`` first: what ``sarathi-sim run`` does."""

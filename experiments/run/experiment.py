@@ -197,7 +197,6 @@ def tables_of(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
 def _run(
     name: str, deployment: Deployment, quantiles: Sequence[float], progress: Progress
 ) -> ScenarioRun:
-    """The run without its uncertainty."""
     total = len(deployment.requests)
     progress(name, 0, total)
     try:
@@ -225,7 +224,6 @@ def _narrow_by(run: ScenarioRun) -> str | None:
 
 
 def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
-    """The tables of every scenario, and the configuration that simulates the same again."""
     experiment, runs = outcome.experiment, outcome.runs
     for name, run in runs.items():
         (folder / name).mkdir()

@@ -2,8 +2,7 @@
 chunk size and batch cap for a workload on it.
 
 The paper does not say how to choose the chunk (section 6). Here simulation alone decides: for each
-chunk the batch cap of most throughput is searched, on requests of the whole workload.
-"""
+chunk the batch cap of most throughput is searched, on requests of the whole workload."""
 
 from __future__ import annotations
 
@@ -114,7 +113,6 @@ class Machine:
         return sum(self._attention[chunk] for chunk in wanted)
 
     def _saved(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Seconds saved, in all layers, by one attention call for these chunks."""
         return self.layers * self.cost.saved_s(np.array([size for size, _ in chunks], np.float64))
 
     def decode_attention(self, batch: int, context: float) -> float:
@@ -173,7 +171,6 @@ class Machine:
         )
 
     def _by_op(self, records: Records) -> dict[str, float]:
-        """Seconds in each op over the run; the rest of a layer's time is attention."""
         log = records.replicas[0]
         used = breakdown(log, self.predictor)
         times = {op: use.time_s for op, use in used.items() if OPS[op].part == "layer"}

@@ -1,7 +1,6 @@
 """Which models run on which devices, by stack and number format, with the error of their op times.
 
-Op times come from :func:`op_source`, as for ``run``, layouts from the engine's memory formula.
-"""
+Op times come from :func:`op_source`, as for ``run``, layouts from the engine's memory formula."""
 
 from __future__ import annotations
 

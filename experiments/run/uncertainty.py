@@ -215,8 +215,7 @@ def capacity_interval(
 
     C exp(-sqrt(e**2 + sum(ln(C / low)**2))) and C exp(sqrt(e**2 + sum(ln(high / C)**2))), with the
     ``error`` e of predicted capacities (:class:`CapacityDiscrepancy`), and the ``intervals`` (low,
-    high) of what is independent of it: sampling, op times.
-    """
+    high) of what is independent of it: sampling, op times."""
     with np.errstate(divide="ignore"):  # a low end of 0
         off = np.log(np.reshape(intervals, (-1, 2)) / capacity) * (-1, 1)
     low, high = np.sqrt(error**2 + (np.maximum(off, 0) ** 2).sum(axis=0))

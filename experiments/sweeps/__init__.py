@@ -2,5 +2,4 @@
 ``run``.
 
 Read ``plan.py`` first (from a file to runs with keys), then ``execute.py`` (the loop that sends
-runs to workers and stores their results) and ``store.py`` (the sweep's folder).
-"""
+runs to workers and stores their results) and ``store.py`` (the sweep's folder)."""

@@ -3,8 +3,7 @@ and predict its time.
 
 All runs of one seed serve the same requests, whatever the policy (common random numbers). For two
 policies the logarithm of a metric's ratio is taken seed by seed, so common effects cancel. Its mean
-over the seeds gets a Student-t interval.
-"""
+over the seeds gets a Student-t interval."""
 
 from __future__ import annotations
 

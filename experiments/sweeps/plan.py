@@ -1,7 +1,6 @@
 """From a file to its runs, each checked, resolved and keyed before any of them starts.
 
-A run's key is a hash of all inputs of its result.
-"""
+A run's key is a hash of all inputs of its result."""
 
 from __future__ import annotations
 

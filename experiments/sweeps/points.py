@@ -117,7 +117,6 @@ def _values(axes: Axes, where: str) -> dict[str, list[Any]]:
 
 
 def _refuse_duplicates(values: list[Any], where: str) -> None:
-    """Refuse duplicate runs, which would make intervals too narrow."""
     if (duplicate := _duplicate(values)) is not None:
         raise UserError(f"{where}: value {duplicate[0]!r}: is given twice")
 
@@ -139,12 +138,10 @@ def _frozen(value: Any) -> Hashable:
 
 
 def _many(count: int) -> str:
-    """A number of points, or its order of magnitude if it is very large."""
     return f"{count:,}" if count <= 10**21 else "more than 10^21"
 
 
 def _nth(parts: Mapping[str, list[Point]], number: int) -> list[Point]:
-    """The ``number``-th combination of the product, whose last part changes fastest."""
     found: list[Point] = []
     for part in reversed(list(parts.values())):
         number, index = divmod(number, len(part))

@@ -159,7 +159,6 @@ class Store:
 
 
 def _damage(folder: Path) -> str:
-    """The changes in a run's folder since it was written, as text; empty if there are none."""
     if (manifest := read_manifest(folder)) is None:
         return f"it has no {MANIFEST}, or one that cannot be read"
     return str(replace(differences(folder, manifest), foreign=[]))
