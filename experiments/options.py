@@ -51,8 +51,7 @@ ModelOption = Annotated[str, typer.Option(help="A shipped model, its Hub name, o
 
 
 def further(kind: type[T], assignments: Assignments) -> T:
-    """The options of ``kind`` that ``--set NAME=VALUE`` gives. Raises UserError for a name or a
-    value that is none."""
+    """The options of ``kind`` that ``--set NAME=VALUE`` gives. Raises UserError."""
     from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
 
     if not isinstance(assignments, Mapping):
@@ -99,8 +98,7 @@ def written(out: Folder | None, folder: Path | None = None) -> list[Path]:
 
 @contextmanager
 def backend_of(workers: int | str | None) -> "Iterator[Backend]":
-    """So many processes, or the workers of a Dask cluster; it closes at the end. Raises
-    UserError."""
+    """Processes, or the workers of a Dask cluster, closed at the end. Raises UserError."""
     from .sweeps.backends import DaskWorkers, local_backend
 
     backend: Backend

@@ -70,11 +70,9 @@ LEDGER_COLUMNS = (
 
 @contextmanager
 def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
-    """A scratch folder that becomes ``out`` when the block ends well, and vanishes when not.
-
-    ``out`` may exist if it is empty or an earlier result of that kind, which is replaced. Raises
-    UserError where it is anything else, holds a file that we did not write, or where another
-    command is about to write it."""
+    """A scratch folder that becomes ``out`` when the block ends well, and vanishes when not. An
+    earlier result of that kind is replaced. Raises UserError where ``out`` is anything else, holds
+    a file that we did not write, or where another command is about to write it."""
     target = check_replaceable(out, kind)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     with about_out(out):

@@ -86,8 +86,7 @@ class Answer:
 
 
 def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = True) -> list[Answer]:
-    """The capacity of every option, in order. Raises UserError if the runs are too short for the
-    SLO."""
+    """The capacity of every option, in order. Raises UserError if runs are too short."""
     plans = {option: plan_of(option, lab.section, where) for option in options}
     found = lab.pursue({option: capacity(plans[option]) for option in options})
     spreads: dict[Option, tuple[float, float]] = {}
@@ -123,8 +122,8 @@ def banded(
 
 
 def slower_factors(option: Option, plan: SearchPlan, loaded: Probe | None = None) -> list[float]:
-    """Quantiles of the factor by which op errors lengthen a saturated run; of clients the run of a
-    ``loaded`` probe."""
+    """Quantiles of the factor by which op errors lengthen a saturated, or a ``loaded`` probe's
+    run."""
     probe, kind = Probe(AT_ONCE, plan.seed, plan.pilot_requests), "rate"
     if plan.whole and loaded is not None:
         probe, kind = loaded, "clients"
@@ -150,9 +149,9 @@ def _scaled_pilots(
 def binding(answer: Answer) -> dict[str, Any]:
     """The clause that breaks when the load rises (``slo``) in most replications, with numbers of a
     probe just above a crossing, and the cause (``because``): memory, bubbles, queueing, too long,
-    with two pools slot (of a decode worker) and transfer, or the iterations themselves. With two
-    pools: the shares of the wait for a slot and of the transfer in the time to first token, and of
-    the slot in a prefill worker's service (from the first chunk until the KV is sent), at P99."""
+    with two pools slot (of a decode worker) and transfer, or the iterations themselves. Shares of
+    the slot are at P99: of the time to first token, and of a prefill worker's service (from the
+    first chunk until the KV is sent)."""
     found = answer.found
     if found is None:
         return {}

@@ -185,8 +185,7 @@ def _prompts(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
 
 def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) -> float:
     """Requests a second that one replica cannot exceed while it keeps the objectives; of two pools,
-    what all workers of the first to saturate cannot exceed, or the links of the prefill workers.
-    Decode workers with a prefix cache may need nothing sent."""
+    what all workers of the first to saturate cannot exceed, or the links of the prefill workers."""
     pools, whole = _serving(option), option.deployment
     if not isinstance(whole, PoolsDeployment):
         return saturation(pools[0], objectives)
@@ -200,8 +199,7 @@ def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) ->
 
 
 def _serving(option: Option) -> list[Deployment]:
-    """The pools of a deployment with the requests that it serves: one pool may refuse what the
-    other would not."""
+    """The pools of a deployment with the requests that it serves as a whole."""
     refused, pools = option.deployment.refused[0], option.deployment.pools
     return [
         replace(pool, requests=[one for one in pool.requests if one.id not in refused])
@@ -212,8 +210,7 @@ def _serving(option: Option) -> list[Deployment]:
 
 
 def saturation(deployment: Deployment, objectives: Sequence[Objective] = ()) -> float:
-    """Requests a second that one replica of one pool cannot exceed while it keeps the
-    objectives."""
+    """Requests a second that a replica of a pool cannot exceed while it keeps the objectives."""
     bounds = Bounds(deployment)
     return min([bounds.requests_per_s(), *map(bounds.under, objectives)])
 
@@ -267,8 +264,7 @@ def _layer(cost: IterationCost, tokens: npt.ArrayLike) -> Floats:
 
 
 def _prompt_s(bounds: Bounds, tokens: float) -> float:
-    """Seconds of a prompt, in the chunks that the budget allows, on all stages; successive chunks
-    overlap in the pipeline."""
+    """Seconds of a prompt on all stages; its chunks overlap in the pipeline."""
     attention = bounds.cost.layer.scale * float(_prompts(bounds.deployment.ops, (tokens,))[0])
     chunk = int(min(tokens, bounds.chunk))
     passes, layers = tokens / max(chunk, 1), bounds.layers

@@ -54,9 +54,8 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """The shell command that starts one replica with a ``checkpoint`` (of two pools: those of a
-    worker of each, and of the router), with comments above it; or what it ``needs``, such as a
-    checkpoint that is known by name."""
+    """The commented shell command that starts one replica with a ``checkpoint`` (of two pools: a
+    worker of each, and the router); or what it ``needs``, such as a checkpoint known by name."""
 
     command: str | None
     needs: str | None = None
@@ -623,7 +622,6 @@ def _known(model: str) -> list[Checkpoint]:
 
 
 def _formats(one: Checkpoint | Scenario) -> tuple[str, str]:
-    """The stored formats of the weights of layers and of experts: activations in MXFP8 need no
-    other checkpoint."""
+    """Stored formats of layers and experts: activations in MXFP8 need no other checkpoint."""
     experts = one.moe_dtype or one.dtype or "bf16"
     return one.dtype or "bf16", "w4a16_mxfp4" if experts == "w4a8_mxfp4_mxfp8" else experts

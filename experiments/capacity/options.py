@@ -98,8 +98,7 @@ class Option:
 
     @cached_property
     def natural_rate(self) -> float:
-        """The configured arrival rate in requests a second; for a rate that varies and repeats, the
-        mean over a period."""
+        """The configured arrival rate in requests a second, of a varying one the mean."""
         arrivals = self.scenario.workload.arrivals
         if isinstance(arrivals, Varying) and arrivals.repeat:
             at_s, rate = np.array([(each.at_s, each.rate) for each in arrivals.rates]).T
@@ -153,8 +152,7 @@ class Option:
         return replace(self.deployment, scenario=seeded)
 
     def under(self, load: float, kind: str) -> Scenario:
-        """The scenario of all replicas at a load. A trace is resampled, so that a run may be
-        longer than the trace."""
+        """The scenario of all replicas at a load. A trace is resampled: a run may be longer."""
         lengths = self.scenario.workload.lengths
         if isinstance(lengths, TraceLengths) and lengths.resample is None:
             block = math.ceil(len(self.deployment.requests) / BLOCKS)
@@ -369,9 +367,9 @@ DRAFTS = (0, 1, 2, 3)
 class Wanted:
     """The question: a model on ``gpus`` GPUs of one of the devices, or on as many as ``rate``
     requests a second need (at most ``gpus``). ``stated`` is the text of ``--workload``, if any;
-    ``pools``: also with prefill and decode workers. ``speculation`` is the section without a draft
-    length, if any; ``drafts`` are the lengths to try, 0 without. ``log_rates``: requests a second
-    of a log, in the mean and in its busiest minute."""
+    ``pools``: also with prefill and decode workers. ``speculation``: the section without a draft
+    length; ``drafts``: the lengths to try, 0 without. ``log_rates``: a log's requests a second, on
+    average and in its busiest minute."""
 
     model: str
     devices: tuple[str, ...]
@@ -523,8 +521,7 @@ def _layout(
 def deployable(
     wanted: Wanted, described: Iterable[Described] | None = None
 ) -> tuple[list[Option], dict[str, Left]]:
-    """The layouts (None: all of :func:`layouts`) that can be deployed, one replica each, and why
-    others cannot, by name."""
+    """The layouts (None: all) that can be deployed, one replica each, and why others cannot."""
     options, dropped, requests_of = list[Option](), dict[str, Left](), SharedRequests()
     for point, tree in layouts(wanted) if described is None else described:
         name = named(point)

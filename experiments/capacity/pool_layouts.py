@@ -2,9 +2,7 @@
 
 Both pools take the layouts of ``recommend`` without pipeline stages, with the largest token budget
 and limit of sequences: a chunk holds up no decode there. The ratio of prefill to decode workers is
-that of their saturations, the rates that their op times and links allow; a saturated prefill worker
-has a long queue, so the neighbours of that ratio are tried, too. Only decode workers verify
-drafts."""
+that of their saturations, and its neighbours, as a saturated prefill worker has a long queue."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ from .options import DRAFTING, Described, Option, Wanted, layouts, named
 from .slo import Objective
 
 MOST_PAIRS = 4
-"""Pairs of layouts that are tried of each draft length, the best by their saturations; each with
-some numbers of workers."""
+"""Pairs of layouts that are tried of each draft length, the best by their saturations."""
 LOADED = (1.0, 0.75, 0.5)
 """The parts of their saturations to which workers are loaded by a rate that is asked for."""
 PREFILLS = {"trtllm": {"policy": {"disable_overlap_scheduler": True}}}
@@ -31,8 +28,7 @@ PREFILLS = {"trtllm": {"policy": {"disable_overlap_scheduler": True}}}
 
 @dataclass(frozen=True)
 class Pair:
-    """The layouts of a prefill and of a decode worker, and the requests a second that saturate one
-    of each."""
+    """A prefill and a decode worker, and the requests a second that saturate each."""
 
     prefill: Option
     decode: Option

@@ -64,8 +64,7 @@ class Laboratory:
         return chase.found
 
     def write_tables(self) -> None:
-        """Write the tables of the probes' sweep, in an order that does not depend on when each was
-        simulated."""
+        """Write the tables of the probes' sweep, in an order that does not depend on the time."""
         runs = sorted(self.runs.values(), key=lambda run: (*run.point.values(), run.seed))
         plan = SweepPlan("", "capacity", "", AXES, None, tuple(runs), ())
         write_tables(plan, self.store, self.report.failures)
@@ -170,9 +169,8 @@ _APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")
 
 @contextmanager
 def probes_in(out: Path, kind: str) -> Iterator[Store]:
-    """The store of the probes below ``out``, locked. If the block fails without a probe, a new
-    folder is removed, and an empty one is left empty. Raises UserError if ``out`` is something
-    else, or holds files that are not ours."""
+    """The store of the probes below ``out``, locked. If the block fails without a probe, nothing is
+    left. Raises UserError if ``out`` is something else, or holds files that are not ours."""
     made = open_result(out, kind, _APART.fullmatch)
     store = Store(out / PROBES)
     store.open(resume=True)

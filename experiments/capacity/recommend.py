@@ -1,10 +1,8 @@
-"""From a question to a deployment: which layout carries most for its price under an SLO?
+"""From a question to a deployment: which layout sustains most for its price under an SLO?
 
 Layouts that do not fit, or break the SLO with a single request, are dropped without a simulation.
-The others race with short runs of one replica, in the order of their bounds. Once a deployment was
-seen to carry a load, each next one needs a single run: at the load that would make it nearly as
-good. Only if it keeps the SLO there, it is searched further. All runs share their random numbers.
-The best few are then searched as ``capacity`` does, with all their replicas."""
+The others race with short runs of one replica, in the order of their bounds: each first at the load
+that would make it nearly as good as the best. The best few are searched as ``capacity`` does."""
 
 from __future__ import annotations
 
@@ -93,8 +91,7 @@ class Screened:
 
 @dataclass(frozen=True)
 class Worth:
-    """The value of a deployment: requests a second for a unit of money an hour; and the load that a
-    value takes."""
+    """A deployment's value, requests a second for money an hour; and the load that it takes."""
 
     wanted: Wanted
     prices: Prices
@@ -152,10 +149,9 @@ class AtRate:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The finalists' answers, the best first; the other screened deployments; the reasons of the
-    dropped ones. ``checked`` has, by name, the runs at the rate: of finalists, and of the first
-    with one replica fewer. ``options`` are all possible deployments, one replica each.
-    ``weighed``: what is equal to the first, and what it saves."""
+    """The finalists' answers, the best first; the other screened deployments; why others were
+    dropped. ``checked``: by name, the runs at the rate. ``options``: all possible deployments, one
+    replica each. ``weighed``: what is equal to the first, and what it saves."""
 
     finalists: list[Answer]
     screened: list[Screened]
@@ -378,6 +374,7 @@ def _weighed(
 
 
 def _op_error(lab: Laboratory, option: Option) -> float:
+    """The half-width of the 90 % band of an option's op times, in logarithms."""
     ends = slower_factors(option, plan_of(option, lab.section, "recommend"))
     return math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
 
@@ -544,8 +541,7 @@ def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[floa
 def recommended(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
 ) -> dict[str, Any]:
-    """Search the best deployments; the content of ``summary.json``. Raises UserError if none
-    keeps the SLO."""
+    """The content of ``summary.json``. Raises UserError if no deployment keeps the SLO."""
     found = _with_bands(lab, refined(lab, wanted, prices, say, rounds))
     lab.write_tables()
     return answer_of(found, wanted, prices)

@@ -47,17 +47,15 @@ BELOW, ABOVE = (0.5, 0.7, 0.85, 0.95), (1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
 """The loads of the headroom curve, in parts of the capacity; above it only up to the first load
 that breaks the SLO."""
 RESOLUTION = 2.0
-"""Standard deviations of a run's offered load: at a smaller distance from the saturation a run is
-too short to show whether its queue ends (a queue's memory is variance / distance ** 2 requests, so
-a run then lasts four times its memory)."""
+"""Standard deviations of a run's offered load: nearer to the saturation a run is too short to show
+whether its queue ends (it lasts four times a queue's memory, variance / distance ** 2 requests)."""
 STEPS = 6
 """How often the load is lowered, at most, until the pooled replications keep the SLO."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One run: ``load`` in requests a second or clients, its seed, its length, and the factor on
-    every op's time."""
+    """One run: ``load`` in requests/s or clients, seed, length, and the factor on all op times."""
 
     load: float
     seed: int
@@ -251,8 +249,7 @@ def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Pr
 
 
 def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
-    """Requests/s that are served under overload, between warm-up and last arrival; infinite where
-    nothing is served by then."""
+    """Requests/s served under overload, from warm-up to last arrival; infinite without any."""
     if at_once is None:
         return math.inf
     for part in OVERLOADS:
@@ -303,9 +300,8 @@ def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
 
 
 def lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
-    """The plan with enough requests that arrivals last :data:`LASTS` times the largest limit and
-    the mean latency; and, if crossings scatter by ``scatter`` times too much, that they no longer
-    do; at most the budget."""
+    """The plan with enough requests, within its budget, that arrivals last :data:`LASTS` times the
+    largest limit and the mean latency, and that crossings no longer ``scatter`` too much."""
     wanted = max(_needed(plan, probed) for probed in at)
     wanted = math.ceil(1.1 * wanted) if wanted > plan.requests else plan.requests
     if scatter > 1:

@@ -107,8 +107,7 @@ class Question:
 
 
 def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]:
-    """All factors of a deployment's runs. ``gaps``: whether requests arrive one after the other
-    (None: as its workload says)."""
+    """All factors. ``gaps``: whether requests arrive one by one (None: as the workload says)."""
     pools, arrivals = deployment.pools, deployment.scenario.workload.arrivals
     there = {op for pool in pools for op in ops_of(pool)}
     ops = [op for op in OPS if op in there]
@@ -225,8 +224,8 @@ def read_sensitivity(
 
 
 def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
-    """The question and the answer, as in ``summary.json``. Raises UserError if the runs are too
-    short for the SLO."""
+    """The question and the answer, as in ``summary.json``. Raises UserError if runs are too
+    short."""
     changed, notes = list[tuple[Shifted, Option]](), list[str]()
     if asked.replications == 1:
         notes.append(ONE_RUN)
@@ -405,8 +404,7 @@ def _run(case: Shifted, option: Option, seed: int) -> Run:
 def _row(
     values: Values, low: Shifted, high: Shifted, measure: str, notes: list[str]
 ) -> dict[str, Any]:
-    """Effects of both sides in percent, and the elasticity with its 95 % interval; empty, with a
-    note, where it is not known."""
+    """Effects in percent, the elasticity and its 95 % interval; empty, with a note, without."""
     option, name = low.option, low.factor
     sides = [values.get((option, each, s)) for each, s in (("", 0), (name, -1), (name, 1))]
     if isinstance(sides[0], str):

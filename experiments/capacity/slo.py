@@ -257,8 +257,7 @@ def overloaded(summary: Mapping[str, Any]) -> bool:
 
 
 def attainment(objective: Objective, requests: pd.DataFrame, warmup: int) -> float:
-    """The share of the served requests after the warm-up that kept every limit, of those that broke
-    one or have every metric."""
+    """The share of the judged requests after the warm-up that kept every limit."""
     return _share(_kept(objective, _after(requests, warmup)))
 
 

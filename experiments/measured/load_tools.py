@@ -1,8 +1,8 @@
 """What load tools measured of a server: files of vLLM, SGLang, AIPerf, GenAI-Perf and guidellm.
 
-A file is known by its keys, not by its name. It may hold several runs, and of each run either the
-times of every request or means. The formats are those that the sources of vLLM 0.32.0, SGLang
-0.5.23, AIPerf 0.3.0 and 0.13.0, GenAI-Perf 0.0.16, and guidellm 0.3.1 to 0.8.1 write."""
+A file is known by its keys. Of each run it has the times of every request, or means, as the sources
+of vLLM 0.32.0, SGLang 0.5.23, AIPerf 0.3.0 and 0.13.0, GenAI-Perf 0.0.16, and guidellm 0.3.1 to
+0.8.1 write."""
 
 from __future__ import annotations
 
@@ -239,9 +239,8 @@ class _ServeDetails(_Serve):
 
     def sent(self, rest_s: Sequence[float]) -> list[float]:
         """When each request was sent, in seconds. Where it was not recorded, the gaps are those
-        that vLLM's tool draws with its seed from numpy's legacy generator (SGLang's are of the same
-        distribution), stretched to the mean rate by ``bench serve``; a request waits until fewer
-        than ``max_concurrency`` are under way."""
+        that vLLM's tool draws with its seed (SGLang's are distributed alike), stretched to the mean
+        rate by ``bench serve``; a request waits for ``max_concurrency``."""
         if self.start_times is not None:
             return self.start_times
         count, shape = len(rest_s), min(self.burstiness, 1e12)  # almost constant
@@ -442,8 +441,7 @@ def _report(documents: _Documents) -> list[Benchmark]:
 
 
 def _run(where: str, content: dict[str, Any]) -> Benchmark:
-    """A run, with all its requests unless only a sample was kept. Those that had not ended when
-    the run did have failed."""
+    """A run, with all its requests if they were kept. Those that did not end have failed."""
     found = _checked(_GuidellmRun, content, where)
     strategy, totals = found.strategy, found.totals
     failed = totals.errored + totals.incomplete

@@ -29,10 +29,8 @@ from .load_tools import Benchmark, read_benchmarks
 
 @dataclass(frozen=True, eq=False)
 class ServerRun:
-    """A measured run. ``requests`` has a row a request in order of arrival: ``arrival_s`` (after
-    the first), ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token) and
-    ``latency_s``, in seconds: ``at_client``, or by the server's own clock. ``note`` says
-    what of its file is not used."""
+    """A measured run. ``requests`` are :attr:`Benchmark.requests`, ``at_client`` or by the server's
+    own clock; ``note`` says what of its file is not used."""
 
     requests: pd.DataFrame
     at_client: bool = True
@@ -176,9 +174,8 @@ class MeasuredRun:
 
 @dataclass(frozen=True, eq=False)
 class Case(MeasuredRun):
-    """A recorded run under a scenario. ``server`` is the same for runs of one server, which share
-    its time outside of the GPUs: all runs or, if every scenario describes every run, the runs of
-    one scenario."""
+    """A recorded run under a scenario. ``server`` is the same for runs that share its time outside
+    of the GPUs: all, or those of one scenario if every scenario describes every run."""
 
     scenario: str
     run: ServerRun
@@ -237,8 +234,8 @@ def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "
 
 def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
     """Every run under the scenarios that describe it: all or, with ``runs``, the first whose
-    pattern its file name matches. Raises UserError for a run without a scenario, and for a
-    scenario with a calibration."""
+    pattern its file's name matches. Raises UserError for a run without any, and for a
+    calibration."""
     for name, given in experiment.scenarios.items():
         if given.calibration is not None:
             problem = "has no place here: a score's columns have constants of their own"

@@ -31,8 +31,7 @@ REPEATS = 0.01
 
 
 def errors_of(deployment: Deployment) -> StackErrors | None:
-    """What measured servers of a deployment's stack show beyond errors of op times and of the
-    host; None without a stack."""
+    """Errors of servers of its stack beyond those of op times and host; None without a stack."""
     if (stack := deployment.scenario.stack) is None:
         return None
     times = host_times(mixtures=deployment.model.experts is not None)
@@ -165,8 +164,7 @@ class ScoredRuns:
         }
 
     def write(self, folder: Path) -> None:
-        """``requests.csv``, a row a request: its run, lengths, and the measures as measured and as
-        simulated."""
+        """``requests.csv``, a row a request: run, lengths, measures as measured and simulated."""
         tables = []
         for each in self.runs:
             rows = each.case.run.requests

@@ -1,9 +1,8 @@
 """Tuning: one server's constants, fitted to few runs of it and shrunk towards its stack's.
 
-The fit minimises the sum of squared residuals: of the logarithms of TTFT and TPOT (means, medians
-and 90th percentiles), divided by how far repeated runs differ; and of the logarithms of the
-constants, divided by how far servers of one stack differ. Where the sum is least, its curvature
-says how far each constant is known (Laplace's approximation)."""
+The fit minimises the sum of squared residuals: of the logarithms of TTFT and TPOT over how far
+repeated runs differ, and of the logarithms of the constants over how far servers of one stack do.
+Its curvature there says how far each constant is known (Laplace's approximation)."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ def least_kernels(deployment: Deployment) -> float:
 
 
 def too_fast(target: MeasuredRun) -> str:
-    """What is wrong with a run whose tokens come faster than the weights can be read; empty if
-    nothing is."""
+    """Why a run's tokens come faster than the weights can be read; empty if they do not."""
     deployment, spec = target.deployment, target.deployment.scenario.speculation
     least_s = reading_s(deployment) / (1 + (spec.draft_length if spec else 0))
     token_s = target.measured["tpot_s"].get("mean")
@@ -146,8 +144,8 @@ def too_fast(target: MeasuredRun) -> str:
 
 def fit(targets: Sequence[MeasuredRun], before: Overheads, progress: Progress = silent) -> Tuned:
     """The constants fitted to these runs of one server; ``before`` are those of its stack. Without
-    any, the fit begins at the usual ones (:attr:`Knob.least`). Kernels get no faster than weights
-    can be read (:func:`least_kernels`)."""
+    any, it begins at the usual ones (:attr:`Knob.least`). Kernels stay above
+    :func:`least_kernels`."""
     from scipy.optimize import least_squares
 
     if before == Overheads():
@@ -266,8 +264,7 @@ class TunedServer:
 
 def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> TunedServer:
     """The constants of the server that an experiment describes in its only scenario. Raises
-    UserError for files that are no load tool's, for a scenario without a stack or with a
-    calibration, and as :func:`deploy` does."""
+    UserError as :func:`deploy`, and for other files, without a stack, or with a calibration."""
     if len(experiment.scenarios) > 1:
         names = ", ".join(experiment.scenarios)
         raise UserError(f"{experiment.file}: has the scenarios {names}: tune needs just one")

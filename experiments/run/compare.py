@@ -48,9 +48,8 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """One of two compared runs: name, policy, its numbers, the parts of its time (None: it has two
-    pools), served requests (prompt, output tokens), the assumptions of its result, and its model
-    and GPU."""
+    """One of two compared runs: ``parts`` of its time (None: it has two pools), ``requests``: the
+    bytes of prompt and output tokens, ``deployment``: its model and GPU."""
 
     label: str
     policy: str

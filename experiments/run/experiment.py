@@ -35,8 +35,7 @@ OF_ARRIVALS = 0.9
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """One simulated scenario: its deployment, its records, and its numbers. ``uncertainty`` has its
-    bands; None if nothing ran."""
+    """One simulated scenario. ``uncertainty`` has its bands; None if nothing ran."""
 
     deployment: Deployment
     analysis: Analysis

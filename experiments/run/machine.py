@@ -1,8 +1,5 @@
 """A model on one tensor-parallel group of GPUs, timed op by op for the paper's claims; and the best
-chunk size and batch cap for a workload on it.
-
-The paper does not say how to choose the chunk (section 6). Here simulation alone decides: for each
-chunk the batch cap of most throughput is searched, on requests of the whole workload."""
+chunk size and batch cap for a workload on it, by simulation of all of its requests."""
 
 from __future__ import annotations
 
@@ -102,9 +99,8 @@ class Machine:
         return self.attentions([(tokens, cached)])
 
     def attentions(self, chunks: Iterable[tuple[float, float]]) -> float:
-        """Seconds of the attention of chunks ``(tokens, cached tokens)``, summed, in all layers. A
-        regression takes about as long for one pair as for a thousand, so all unknown pairs are
-        computed at once, and cached."""
+        """Seconds of the attention of chunks ``(tokens, cached tokens)``, summed, in all layers;
+        all unknown pairs are computed at once, and cached."""
         wanted = list(chunks)
         if missing := list(dict.fromkeys(c for c in wanted if c not in self._attention)):
             tokens, cached = np.array(missing, np.float64).T

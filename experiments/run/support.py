@@ -156,8 +156,7 @@ def supported(
     stack: str | None = None,
     dtype: str | None = None,
 ) -> list[Combination]:
-    """The cells of the given names; a name that is None stands for all. Raises UserError for an
-    unknown name."""
+    """The cells of the given names (None: all). Raises UserError for an unknown name."""
     named = (("--stack", stack, formats.STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
     for option, value, allowed in named:
         if value is not None and value not in allowed:

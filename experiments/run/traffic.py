@@ -146,8 +146,7 @@ def _rounded(tokens: int) -> int:
 
 
 def or_forms(read: Callable[[str], T], text: str) -> T:
-    """The result of ``read`` for a configuration. Raises its UserError; if there is no such file,
-    with all forms of the option."""
+    """``read(text)``. Raises its UserError; without such a file, with all forms of the option."""
     try:
         return read(text)
     except UserError as error:
@@ -208,8 +207,7 @@ class Demand:
         return int((self.prompt + self.output).max())
 
     def requests(self, count: int) -> tuple[Ints, Ints]:
-        """Prompt and output tokens of a sample that has every P:D in proportion, shuffled but
-        always the same."""
+        """Prompt and output tokens of a sample with every P:D in proportion, shuffled alike."""
         at = ((np.arange(count) + 0.5) / count * len(self.prompt)).astype(np.int64)
         at = np.random.default_rng(0).permutation(at)
         return self.prompt[at], self.output[at]
@@ -262,8 +260,7 @@ def describe(found: Found) -> dict[str, dict[str, Any]]:
 
 
 def workloads_of(what: Config, changes: Assignments, columns: Mapping[str, str]) -> Found:
-    """The requests of lengths in a word, of a trace, or of each scenario of a configuration that
-    has its own."""
+    """The requests of a word, of a trace, or of each scenario that has its own."""
     text = None if isinstance(what, Mapping) else str(what)
     if text is not None and in_a_word(text):
         if changes or columns:

@@ -39,9 +39,8 @@ QUANTILES = (0.05, 0.95)
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """The effect of op errors on one run. ``slower`` is the makespan over the simulated one under
-    each joint draw of the op errors. ``outside`` are the ops with sizes outside the measured
-    region."""
+    """The effect of op errors on one run. ``slower``: the makespan over the simulated one in each
+    joint draw; ``outside``: ops with sizes outside the measured region."""
 
     slower: Floats
     outside: list[Outside]

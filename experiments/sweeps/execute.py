@@ -1,9 +1,7 @@
-"""The loop of a sweep: send missing runs, write their results, report failures; write its tables,
-and predict its time.
+"""The loop of a sweep: send missing runs, write their results and tables, predict its time.
 
-All runs of one seed serve the same requests, whatever the policy (common random numbers). For two
-policies the logarithm of a metric's ratio is taken seed by seed, so common effects cancel. Its mean
-over the seeds gets a Student-t interval."""
+All runs of one seed serve the same requests, whatever the policy (common random numbers): the
+logarithm of a metric's ratio is taken seed by seed, and its mean gets a Student-t interval."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def _one(job: Job) -> JobResult:
 
 def folder_files(job: Job) -> dict[str, bytes]:
     """The files of one run's folder by name: a result such as ``sarathi-sim run`` writes, without
-    the iterations and the figures. Raises RuntimeError if this worker's inputs differ from the
-    sender's, so its key does, too."""
+    the iterations and the figures. Raises RuntimeError if this worker's inputs are not the
+    sender's."""
     run, name = job.run, job.run.name
     where = Source(f"run {run.key}", name, {}, ())
     deployment = deploy(located(run.scenario, Path(job.base)), where, _requests_of)

@@ -193,8 +193,7 @@ def describe(value: object) -> str | int | float | bool | None:
 
 
 def coordinates(run: Run, axes: Iterable[str]) -> dict[str, Any]:
-    """A run's coordinates: axis -> cell. For a mapping also its own keys, as
-    ``policy.chunk_size``."""
+    """A run's cell by axis; for a mapping also its own keys, as ``policy.chunk_size``."""
     found: dict[str, Any] = {}
     own: dict[str, Any] = {"scenario": run.name, "seed": run.seed}
     for axis in axes:
@@ -239,9 +238,8 @@ def code_fingerprint(*also: str) -> str:
 
 
 def run_key(deployment: Deployment, name: str) -> str:
-    """16 hexadecimal digits: the resolved scenario and its ``name``, the content of its files
-    (model, devices, profile bundles, trace, a policy's file), and the code. The paths of these
-    files do not matter."""
+    """16 hexadecimal digits: the resolved scenario, its ``name``, the content of its files (model,
+    devices, bundles, trace, policy) whatever their paths, and the code."""
     scenario = shared_keys(deployment.scenario, deployment.scenario.model_dump())
     # Without the devices' keys from which bundles are made: no simulation reads them.
     devices = [asdict(replace(pool.device, fitted=None)) for pool in deployment.pools]

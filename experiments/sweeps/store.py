@@ -92,8 +92,7 @@ class Store:
 
     def intact(self, keys: Iterable[str], say: Callable[[str], object]) -> set[str]:
         """The keys whose runs are finished, with every file unchanged. A damaged folder is moved
-        away, so that its run is repeated and no edit is lost; ``say`` gets a message. Files added
-        to a folder stay. Raises OSError."""
+        away, so that no edit is lost; ``say`` gets a message. Raises OSError."""
         found = self.finished().intersection(keys)
         for key in sorted(found):
             if damage := _damage(self.runs / key):

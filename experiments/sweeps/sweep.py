@@ -38,8 +38,7 @@ class Sweep:
 
     @cached_property
     def given(self) -> list[str]:
-        """The swept keys that are a load: the model, keys of the workload, and the scenario if its
-        workload differs."""
+        """The swept keys that are a load; the scenario is if its workload differs."""
         if "scenario" not in self.axes:
             return [axis for axis in self.axes if axis.partition(".")[0] in _GIVEN]
         named = self.table.groupby("name", sort=False)["run"].first()
@@ -107,8 +106,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The finished runs in the folder of a sweep. Raises UserError if there are none, or if it is
-    damaged."""
+    """The finished runs of a sweep. Raises UserError if there are none, or it is damaged."""
     table, summary = read_table(folder), read_summary(folder)
     axes: Any = summary.get("axes")
     contrast: Any = summary.get("contrast")
@@ -142,8 +140,7 @@ def varying(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
 
 
 def called(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """The values of each row in words: ``TP 4, PP 2``; of a row without any: ``no speculative
-    decoding``."""
+    """The values of each row in words: ``TP 4, PP 2``; or ``no speculative decoding``."""
     if not axes:
         return [""] * len(table)
 
