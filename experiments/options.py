@@ -99,14 +99,15 @@ def written(out: Folder | None, folder: Path | None = None) -> list[Path]:
 @contextmanager
 def backend_of(workers: int | str | None) -> "Iterator[Backend]":
     """Processes, or the workers of a Dask cluster, closed at the end. Raises UserError."""
-    from .sweeps.backends import DaskWorkers, local_backend
+    from .sweeps.backends import DaskWorkers, InProcess, LocalProcesses, processors
 
     backend: Backend
     said = str(workers)[:99]
     if "://" in said:
         backend = DaskWorkers(str(workers))
     elif workers is None or (said.isdecimal() and len(said) < 5 and 1 <= int(said) <= 4096):
-        backend = local_backend(None if workers is None else int(said))
+        wanted = processors() if workers is None else int(said)
+        backend = LocalProcesses(wanted) if wanted > 1 else InProcess()
     else:
         raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
     try:

@@ -24,7 +24,7 @@ from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.files import remove_empty
 from sarathi_sim.profiler.storage.manifest import MANIFEST, Manifest
 from ..results import open_result
-from ..sweeps.backends import Backend, Bundles, Outcomes
+from ..sweeps.backends import Backend
 from ..sweeps.execute import Report, execute, write_tables
 from ..sweeps.plan import Run, SweepPlan, run_key
 from ..sweeps.store import Store
@@ -57,9 +57,9 @@ class Laboratory:
         store's lock. Of ``total`` deployments ``before`` are done already."""
         chase = _Chase(self, searches, before, total or len(searches))
         plan = SweepPlan("", "capacity", "", AXES, None, tuple(chase.begin()), ())
-        kept = _Kept(self.backend, self.backend.workers)
         self.report.total += len(plan.runs)
-        execute(plan, self.store, kept, self.progress, self.report, self.say, chase.follow)
+        told = (self.progress, self.report, self.say)
+        execute(plan, self.store, self.backend, *told, chase.follow)
         self.runs |= chase.runs
         return chase.found
 
@@ -146,18 +146,6 @@ class _Chase(Generic[T]):
         rate = section.load == "rate"
         verdict = judge(section.objectives, [(summary, tables)], rate, section.rejected)
         return Probed(probe, key, summary, verdict, option.alike if rate else 1, tables)
-
-
-@dataclass
-class _Kept:
-    backend: Backend
-    workers: int
-
-    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        return self.backend.run(bundles, ahead=ahead)
-
-    def close(self) -> None:
-        """Its owner closes it."""
 
 
 CAPACITY_FORMAT = "sarathi-sim capacity 1"

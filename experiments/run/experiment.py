@@ -81,7 +81,14 @@ class ExperimentResult:
     @property
     def tables(self) -> dict[str, Tables]:
         """Every scenario's tables, as the figures take them."""
-        return tables_of(self.runs)
+        return {
+            name: Tables(
+                *(run.requests, run.ledger, run.analysis.token_gaps),
+                run.deployment.pools[-1].scenario.policy.name,
+                run.summary["steady"],
+            )
+            for name, run in self.runs.items()
+        }
 
     def summary(self) -> dict[str, Any]:
         """JSON-able: ``scenarios`` (summaries by name, with the keys of docs/metrics.md and bands),
@@ -177,20 +184,6 @@ def writing(
         outcome = _simulate(experiment, deployments, progress)
         _write_tables(outcome, folder)
         yield outcome, folder
-
-
-def tables_of(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
-    """Every scenario's tables, as the figures take them."""
-    return {
-        name: Tables(
-            run.analysis.requests,
-            run.analysis.ledger,
-            run.analysis.token_gaps,
-            run.deployment.pools[-1].scenario.policy.name,
-            run.summary["steady"],
-        )
-        for name, run in runs.items()
-    }
 
 
 def _run(

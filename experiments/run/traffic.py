@@ -190,16 +190,10 @@ def with_workload(draft: Draft, text: str | None) -> Draft:
 
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """Prompt and output tokens of requests, kept in the order of their P:D."""
+    """Prompt and output tokens of requests, in the order of their P:D."""
 
     prompt: Ints
     output: Ints
-
-    @classmethod
-    def of(cls, prompt: Ints, output: Ints) -> Demand:
-        """The demand of requests in any order."""
-        order = np.argsort(prompt / output, kind="stable")
-        return cls(np.asarray(prompt)[order], np.asarray(output)[order])
 
     @cached_property
     def length(self) -> int:
@@ -236,7 +230,8 @@ def demand_of(text: str) -> Demand:
             f"a prompt of {old[1]} with {old[2]} output tokens {plain}; {FORMS}"
         )
     lengths = np.array([(one.prompt_tokens, one.output_tokens) for one in requests_of(text)])
-    demand = Demand.of(*lengths.T)
+    order = np.argsort(lengths[:, 0] / lengths[:, 1], kind="stable")
+    demand = Demand(*lengths[order].T)
     if demand.length > FURTHEST:
         raise UserError(
             f"--workload {text}: its longest request has {demand.length:,} tokens; must be at most "

@@ -75,7 +75,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the workers; always called at the end of a sweep."""
+        """Release the workers: its owner's last call."""
         ...
 
 
@@ -109,12 +109,6 @@ def processors() -> int:
     from joblib import cpu_count  # heeds affinity and a container's share
 
     return int(cpu_count())
-
-
-def local_backend(workers: int | None) -> Backend:
-    """So many processes on this machine (None: one for each processor); one is this process."""
-    wanted = workers or processors()
-    return LocalProcesses(wanted) if wanted > 1 else InProcess()
 
 
 CONNECT_S = 10

@@ -44,10 +44,6 @@ class Report:
     busy: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def missing(self) -> int:
-        return self.total - self.finished
-
     def line(self, workers: int) -> str:
         """Finished runs, time, and the workers' share of time in runs."""
         ran = self.finished - self.earlier
@@ -161,7 +157,6 @@ def execute(
             report.failures[job.run.key] = text
             store.write_failure(job.run.key, text + "\n")
     finally:
-        backend.close()
         report.wall_s = time.monotonic() - began
         report.busy = work_s / (report.wall_s * backend.workers) if report.wall_s else 0.0
         planned = {run.key for run in plan.runs}
