@@ -107,9 +107,8 @@ class Worth:
             carried = wanted.rate if load >= wanted.rate else 0.0
         else:
             replicas = max(1, math.ceil(wanted.rate / load))
-            paid, carried = replicas * gpus, wanted.rate
-            if paid > wanted.gpus:
-                carried = 0.0
+            paid = replicas * gpus
+            carried = wanted.rate if paid <= wanted.gpus else 0.0
         per_hour = self._price(option) * paid
         return Screened(option, load, replicas, carried / per_hour, per_hour / replicas)
 
@@ -188,8 +187,7 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
             screened.append(one)
     if not screened:
         raise UserError(_nothing(wanted, dropped, lone))
-    found, chosen = list[Answer](), finalists(screened)
-    searched = list[Screened]()
+    found, searched, chosen = list[Answer](), list[Screened](), finalists(screened)
     while chosen:
         say(f"searching {len(chosen)} of them exactly")
         searched += chosen
@@ -219,10 +217,9 @@ def far_neighbours(found: Recommendation) -> list[dict[str, Any]]:
     best, *others = found.finalists
     if not best.load or best.option.pooled:
         return []
-    most, loads = best.load / best.option.replicas, dict[str, float]()
-    for one in others:
-        if not one.unsettled:
-            loads[named(one.option.point)] = one.load / one.option.replicas
+    most = best.load / best.option.replicas
+    known = [one for one in others if not one.unsettled]
+    loads = {named(one.option.point): one.load / one.option.replicas for one in known}
     loads |= {one.option.name: one.load for one in found.screened}
     far: dict[str, float | None] = {n: load for n, load in loads.items() if load < MUCH_LESS * most}
     for name, left in found.dropped.items():
@@ -287,8 +284,8 @@ def _least_replicas(
     rate = wanted.rate
     assert rate is not None
     tried, checked = list(found), dict[str, AtRate]()
-    single = [one for one in found if not one.option.pooled]
-    wave = [_changed(one.option, 1) for one in single if one.load < rate]
+    short = [one.option for one in found if one.load < rate and not one.option.pooled]
+    wave = [_changed(option, 1) for option in short]
     while True:
         wave = [option for option in wave if option.gpus <= wanted.gpus]
         if wave:
@@ -355,9 +352,8 @@ def _weighed(
     if rate is not None:
         second = max([one.value for one in others if one.value < best.value], default=0.0)
         cheaper = sorted((one for one in rest if one.value > second), key=lambda one: -one.value)
-        left = cheaper[MOST_SEARCHED:]
+        rest, left = cheaper[:MOST_SEARCHED], cheaper[MOST_SEARCHED:]
         most_left_out = max([most_left_out, *(one.value for one in left)])
-        rest = cheaper[:MOST_SEARCHED]
         checked = _run_at(lab, {several[one.option]: first for one in rest}, rate)
     for one in rest:
         option, value = several[one.option], one.value

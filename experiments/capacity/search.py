@@ -141,7 +141,9 @@ class Crossing:
     @property
     def slope(self) -> float:
         """The rise of the stress in percent, for a percent of load."""
-        return _slope(self.kept, self.broken)
+        rise = math.log(_stress(self.broken) / _stress(self.kept))
+        apart = math.log(self.broken.probe.load / self.kept.probe.load)
+        return min(max(rise / apart, 0.5), 50.0)
 
 
 @dataclass(frozen=True)
@@ -349,7 +351,7 @@ def pilot(plan: SearchPlan) -> Search[tuple[Probed | None, Crossing | Probed]]:
     if plan.whole:
         found = yield from crossing(short, 32.0, SLOPE, plan)
         return None, found
-    (at_once,) = yield [_at(short, AT_ONCE)]
+    (at_once,) = yield [replace(short, load=AT_ONCE)]
     if at_once.verdict.rejects:
         return at_once, at_once
     found = yield from crossing(short, 0.85 * _throughput(at_once), SLOPE, plan)
@@ -368,7 +370,7 @@ def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probe
     lasts = math.ceil(10 * plan.limit_s * (goal or start) / plan.scale)
     like = Probe(0, plan.seed, min(max(plan.pilot_requests, lasts), plan.budget))
     if goal:
-        (first,) = yield [_at(like, _rounded(goal, plan))]
+        (first,) = yield [replace(like, load=_rounded(goal, plan))]
         if not first.verdict.holds:
             return first
     return (yield from crossing(like, goal or start, SLOPE, plan))
@@ -386,7 +388,7 @@ def crossing(
     between them the load of stress 1 is interpolated in logarithms of both."""
     fine = min(plan.tolerance, NEAREST)
     margin, smallest = 1 + fine / 3, SMALLEST * start
-    (first,) = yield [_at(like, _rounded(start, plan))]
+    (first,) = yield [replace(like, load=_rounded(start, plan))]
     kept, broken = (first, None) if first.verdict.holds else (None, first)
     while kept is None or broken is None:
         known = kept or broken
@@ -401,7 +403,7 @@ def crossing(
             )
         factor = margin if up else 1 / margin
         guess = load * min(max(_stress(known) ** (-1 / slope), 0.3), 3.0) * factor
-        (further,) = yield [_at(like, _rounded(guess, plan, up))]
+        (further,) = yield [replace(like, load=_rounded(guess, plan, up))]
         margin = min(margin**2, 2.0)
         if further.verdict.holds:
             kept = further
@@ -413,7 +415,7 @@ def crossing(
         nearest = 1 / gap if plan.whole else 0.15
         part = min(max(_part(kept, broken), nearest), 1 - nearest)
         inner = kept.probe.load + part * gap
-        (middle,) = yield [_at(like, _rounded(inner, plan))]
+        (middle,) = yield [replace(like, load=_rounded(inner, plan))]
         if middle.verdict.holds:
             kept = middle
         else:
@@ -436,21 +438,12 @@ def _part(kept: Probed, broken: Probed) -> float:
     return low / (low - high)
 
 
-def _slope(kept: Probed, broken: Probed) -> float:
-    rise = math.log(_stress(broken) / _stress(kept))
-    return min(max(rise / math.log(broken.probe.load / kept.probe.load), 0.5), 50.0)
-
-
 def _stress(probed: Probed) -> float:
     """The stress within bounds; above 1 if the SLO breaks because of overload alone."""
     stress = probed.verdict.stress
     if probed.verdict.holds:
         return min(max(stress, 0.05), 0.9999)
     return min(max(stress, 1.0001), 20.0) if stress > 1 else 1.02
-
-
-def _at(like: Probe, load: float) -> Probe:
-    return Probe(load, like.seed, like.requests, like.slower)
 
 
 def _rounded(load: float, plan: SearchPlan, up: bool = False) -> float:

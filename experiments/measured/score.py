@@ -154,14 +154,12 @@ class ScoredRuns:
 
     def content(self) -> dict[str, Any]:
         """As ``score --json`` prints it: ``runs`` by name, and what served them."""
-        served = {each.case.name: each.case.deployment for each in self.runs}
-        return {
-            "deployments": {
-                name: {"model": one.model.name, "device": one.device.name}
-                for name, one in served.items()
-            },
-            "runs": {each.case.name: each.content() for each in self.runs},
-        }
+        served, runs = dict[str, dict[str, str]](), dict[str, dict[str, Any]]()
+        for each in self.runs:
+            name, one = each.case.name, each.case.deployment
+            served[name] = {"model": one.model.name, "device": one.device.name}
+            runs[name] = each.content()
+        return {"deployments": served, "runs": runs}
 
     def write(self, folder: Path) -> None:
         """``requests.csv``, a row a request: run, lengths, measures as measured and simulated."""

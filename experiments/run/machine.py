@@ -85,7 +85,9 @@ class Machine:
     ) -> Iteration:
         """One iteration of chunks ``(tokens, cached tokens)`` and decodes of a mean ``context``."""
         rows = sum(tokens for tokens, _ in chunks) + decodes
-        prefill_s = self.attentions(chunks) - self._saved(chunks)
+        # One attention call for these chunks saves some.
+        sizes = np.array([size for size, _ in chunks], np.float64)
+        prefill_s = self.attentions(chunks) - self.layers * self.cost.saved_s(sizes)
         decode_s = self.decode_attention(decodes, context) if decodes else 0.0
         parts = self.cost.layer_parts(
             rows, prefill_s / self.layers, decode_s / self.layers, bool(chunks and decodes)
@@ -108,13 +110,9 @@ class Machine:
             self._attention.update(zip(missing, times.tolist(), strict=True))
         return sum(self._attention[chunk] for chunk in wanted)
 
-    def _saved(self, chunks: Sequence[tuple[int, int]]) -> float:
-        return self.layers * self.cost.saved_s(np.array([size for size, _ in chunks], np.float64))
-
     def decode_attention(self, batch: int, context: float) -> float:
         """Seconds of a batch of decodes' attention in all layers, at a mean ``context``."""
-        key = (batch, context)
-        if key not in self._decode:
+        if (key := (batch, context)) not in self._decode:
             self._decode[key] = self.layers * float(self.cost.decode_s(batch, context))
         return self._decode[key]
 

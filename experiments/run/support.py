@@ -74,23 +74,18 @@ class Combination:
         longest = max(self.sources, default=1)
         layouts = [(tp, 1) for tp in sorted(self.sources)]
         layouts += [(longest, pp) for pp in range(2, _MOST_STAGES + 1) if self.sources]
+        numbers = self.kernels.number_bytes if self.kernels else formats.TWO_BYTES
+        usual = (BLOCK, STACK_SHARES[self.stack or "vllm"], SHARE, ITERATION, numbers)
         for tp, pp in layouts:
+            layers = stage_layers(self.model.num_layers, pp)
             try:
-                found = self._memory(tp, pp)
+                found = engine_memory(self.model, self.device, tp, layers, *usual)
             except CapacityError:
                 continue
             tokens = (found.num_blocks - found.state_blocks) * BLOCK
             if tokens >= min(SEQUENCE, self.model.max_position_embeddings):
                 return (tp, pp), found
         return None
-
-    def _memory(self, tp: int, pp: int) -> EngineMemory:
-        layers = stage_layers(self.model.num_layers, pp)
-        numbers = self.kernels.number_bytes if self.kernels else formats.TWO_BYTES
-        setting = STACK_SHARES[self.stack or "vllm"]
-        return engine_memory(
-            self.model, self.device, tp, layers, BLOCK, setting, SHARE, ITERATION, numbers
-        )
 
     @cached_property
     def origins(self) -> dict[str, Provenance]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from operator import itemgetter
 from typing import Annotated, Any, Literal
@@ -236,21 +236,19 @@ def halfway(one: float, other: float) -> float | None:
 
 def apart(best: int, points: Sequence[Mapping[str, Any]]) -> list[int]:
     """The places of those neighbours of the best point that leave a value between."""
-    return [
-        place
-        for key, place in neighbours(best, points)
-        if halfway(points[best][key], points[place][key]) is not None
-    ]
+    return [place for place, _ in _halves(best, points)]
 
 
 def between(best: int, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The new points halfway between the best point and its neighbours."""
-    there = points[best]
-    return [
-        {**there, key: middle}
-        for key, place in neighbours(best, points)
-        if (middle := halfway(there[key], points[place][key])) is not None
-    ]
+    return [point for _, point in _halves(best, points)]
+
+
+def _halves(best: int, points: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Point]]:
+    for key, place in neighbours(best, points):
+        middle = halfway(points[best][key], points[place][key])
+        if middle is not None:
+            yield place, {**points[best], key: middle}
 
 
 def in_order(points: Sequence[Mapping[str, Any]]) -> list[int]:
