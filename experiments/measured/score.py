@@ -49,7 +49,7 @@ def bands_of(case: Case, plain: Simulated, overheads: Overheads) -> dict[str, li
     low, high = map(math.log, op_time_factors(plain.deployment, plain.analysis))
     beyond = NORMAL_90 * errors.tpot
     ends = (math.exp(math.hypot(high, beyond)), math.exp(-math.hypot(low, beyond)))
-    causes = [(("kernels", "links"), ends)]
+    causes: list[tuple[tuple[str, ...], tuple[float, float]]] = [(("kernels", "links"), ends)]
     if host := tuple(key for key in DEFAULTS if getattr(overheads, key)):
         causes.append((host, (HOST, 1 / HOST)))
     own = numbers_of(plain.requests)
