@@ -317,17 +317,18 @@ def workload(
     own = columns if isinstance(columns, Mapping) else dict(c.partition("=")[::2] for c in columns)
     found = workloads_of(what, changes, own)
     described = describe(found)
+    content = {"workloads": described}
     if out is not None:
         from .report.charts import workload_charts
         from .report.draw import draw_all
 
         with result_folder(Path(out), WORKLOAD_FORMAT) as folder:
-            write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})
+            write_summary(folder, WORKLOAD_FORMAT, content)
             for name, (requests, clients) in found.items():
                 charts = {re.sub("[:@?~]", "-", name): workload_charts(requests, clients)}
                 said = f"{name}: {len(requests):,} requests"
                 draw_all(charts, folder / "figures", heading=said)
-    return Result(described, workload_section(described), written=written(out))
+    return Result(content, workload_section(described), written=written(out))
 
 
 def compare(

@@ -66,16 +66,8 @@ ANSWERED = {
     "rate": [*RECOMMEND, "--rate", "9", "--budget", "512", "--seqs", "64"],
     "sensitivity": ["capacity", "CONFIG", "--sensitivity", "--only", "attn_decode,burstiness"],
     "moved": [
-        *(
-            "capacity",
-            "bench_paged",
-            "--sensitivity",
-            "--metric",
-            "makespan_s",
-            "--only",
-            "attn_decode",
-        ),
-        *("--set", "workload.requests=100"),
+        *("capacity", "bench_paged", "--sensitivity", "--metric", "makespan_s"),
+        *("--only", "attn_decode", "--set", "workload.requests=100"),
     ],
 }
 RUNS = ("pipeline", "single", "paged", "stacks")
@@ -314,18 +306,8 @@ def _same(before: bytes | str, after: bytes | str) -> bool:
 # A run's key covers the code, so it differs between two versions of it.
 RUN_KEY = r"\b[0-9a-f]{16}\b"
 LEFT_OUT = (
-    "_band",
-    "_bands",
-    "_s_wall",
-    "elapsed_s",
-    "code",
-    "question",
-    "answer",
-    "assumptions",
-    "warnings",
-    "notes",
-    "run",
-    "runs",
+    *("_band", "_bands", "_s_wall", "elapsed_s", "code", "question", "answer", "assumptions"),
+    *("warnings", "notes", "run", "runs"),
 )
 
 

@@ -701,7 +701,7 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n25,9,4\n")
     words = ("workload", tmp_path / "log.csv", "--out", tmp_path / "out", "--json")
     done = called(*words, "--column", "prompt=tokens_in")
-    assert json.loads(done.stdout)["log"]["prompt_tokens"]["mean"] == 25
+    assert json.loads(done.stdout)["workloads"]["log"]["prompt_tokens"]["mean"] == 25
     said = "log: 3 requests, 0.5 requests/s, 25 prompt and 5 output tokens on average."
     assert said in done.stderr and " 5.36 " in done.stderr
     assert (tmp_path / "out" / "figures" / "log.png").stat().st_size > 10_000
@@ -714,5 +714,6 @@ def test_a_closed_loop_does_not_arrive_at_once() -> None:
     arrivals = "workload.arrivals={kind: closed_loop, clients: 8}"
     alone = ("--set", arrivals, "--set", "workload.sessions=null")
     done = called("workload", "shared_prefixes", "--json", *alone)
-    assert {found["clients"] for found in json.loads(done.stdout).values()} == {8}
+    found = json.loads(done.stdout)["workloads"].values()
+    assert {one["clients"] for one in found} == {8}
     assert "8 at a time: a client sends its next request when it has its answer" in done.stderr

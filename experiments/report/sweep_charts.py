@@ -329,11 +329,10 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
     seeds = swept.table["seed"].nunique() if "seed" in swept.axes else 1
     # No-break spaces: a line ends between layouts.
     names = (f"{a}: {layout}".replace(" ", "\N{NO-BREAK SPACE}") for layout, a in letters.items())
-    caption = _sentences(
+    notes = (
         f"mean over {seeds} seeds; whiskers: smallest and largest" if seeds > 1 else "",
         "the front: not beaten by more than 1 %" + " and the noise" * (seeds > 1),
         "; ".join(names),
-        overload_note(swept.table, [x, y]),
     )
     charts = []
     for load, rows, best, some in zip(loads, tables, fronts, labelled, strict=True):
@@ -345,7 +344,9 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
         ways = (f"{label(m)}, {better(m)} is better" for m in (x, y))
         along, up = map(axis, ends, ways)
         name = f"{label(y)} against {label(x)}" + _under(load.name)
-        charts.append(Chart(name, along, up, series, caption))
+        left = ", ".join(f"{option} ({why})" for option, why in load.left_out(x, y).items())
+        lost = f"left out{_under(load.name)}: {left}" if left else ""
+        charts.append(Chart(name, along, up, series, _sentences(*notes, lost)))
     return charts
 
 
@@ -353,7 +354,7 @@ def _spots(rows: pd.DataFrame, lines: Sequence[RunGroup], x: str, y: str) -> Ite
     """The choices of each line, and those of none."""
     own = [at for line in lines for at in line.rows.index]
     parts = [line._replace(rows=rows[rows.index.isin(line.rows.index)]) for line in lines]
-    parts.append(RunGroup("others", rows[~rows.index.isin(own)], Style(GREY, "-")))
+    parts.append(RunGroup("the others", rows[~rows.index.isin(own)], Style(GREY, "-")))
     for name, some, style in parts:
         if len(some):
             yield Series(

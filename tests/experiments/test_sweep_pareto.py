@@ -79,6 +79,8 @@ def test_a_point_that_lacks_a_seed_is_left_out_and_shares_are_in_percent() -> No
     found = points(swept, load, *metrics)
     assert found["_option"].tolist() == ["TP 2, PP 2", "TP 4, PP 1"]
     assert found["mfu"].tolist() == pytest.approx([10.0, 20.0])
+    chart = drawn(table, "latency_s.p50", "mfu")
+    assert chart.caption.endswith("Left out: TP 1, PP 4 (only 1 of 2 seeds).")
 
 
 def test_an_equal_value_puts_no_point_on_the_front() -> None:

@@ -179,11 +179,7 @@ def test_the_difference_from_the_tables_is_what_was_put_in(tmp_path: Path) -> No
 
 
 def command(out: Path, **environment: str) -> subprocess.Popen[str]:
-    words = [
-        sys.executable,
-        *["-m", "sarathi_sim", "lab", "first-light", "--dry-run", "--out"],
-        str(out),
-    ]
+    words = f"{sys.executable} -m sarathi_sim lab first-light --dry-run --out {out}".split()
     variables = os.environ | environment
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=variables)
 

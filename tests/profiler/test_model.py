@@ -356,13 +356,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Who may name an op: what measures it, the bundle's own tables, readers of foreign files, and what
 #: the paper says of one. Everything else asks the registry.
 MAY_NAME = (
-    "profiler/facts/ops.py",
-    "profiler/measuring/",
-    "profiler/engine/",
-    "profiler/shard/",
-    "profiler/bundle/tables.py",
-    "profiler/bundle/schema.py",
-    "profiler/physics/",
+    *("profiler/facts/ops.py", "profiler/measuring/", "profiler/engine/", "profiler/shard/"),
+    *("profiler/bundle/tables.py", "profiler/bundle/schema.py", "profiler/physics/"),
     "experiments/lab/",
 )
 

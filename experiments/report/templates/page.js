@@ -9,10 +9,10 @@ function order(a, b) {
   if (typeof a === typeof b) return a.localeCompare(b);
   return typeof a === "number" ? -1 : 1; // words, such as "-", come last
 }
-for (const heading of document.querySelectorAll("th")) {
+for (const heading of document.querySelectorAll("th[aria-sort]")) {
   heading.querySelector("button").addEventListener("click", () => {
     const down = heading.getAttribute("aria-sort") === "ascending";
-    for (const other of heading.parentNode.children) other.setAttribute("aria-sort", "none");
+    for (const other of heading.parentNode.querySelectorAll("[aria-sort]")) other.setAttribute("aria-sort", "none");
     heading.setAttribute("aria-sort", down ? "descending" : "ascending");
     const body = heading.closest("table").tBodies[0], column = heading.cellIndex;
     const rows = [...body.rows].sort((a, b) => order(value(a.cells[column]), value(b.cells[column])));
