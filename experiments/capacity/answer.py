@@ -89,15 +89,10 @@ def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = Tr
     """The capacity of every option, in order. Raises UserError if runs are too short."""
     plans = {option: plan_of(option, lab.section, where) for option in options}
     found = lab.pursue({option: capacity(plans[option]) for option in options})
-    spreads: dict[Option, tuple[float, float]] = {}
-    if bands:
-        spreads = banded(lab, plans, {o: f for o, f in found.items() if isinstance(f, Capacity)})
-    return [
-        Answer(option, None, None, one)
-        if isinstance(one := found[option], str)
-        else Answer(option, one, spreads.get(option))
-        for option in options
-    ]
+    known = {option: one for option, one in found.items() if isinstance(one, Capacity)}
+    errors = {option: one for option, one in found.items() if isinstance(one, str)}
+    spreads = banded(lab, plans, known) if bands else {}
+    return [Answer(o, known.get(o), spreads.get(o), errors.get(o, "")) for o in options]
 
 
 def banded(

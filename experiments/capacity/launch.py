@@ -496,8 +496,6 @@ def _compilation(scenario: Scenario) -> str | None:
     return f"'{json.dumps(told)}'" if told else None
 
 
-# The load that checks it ---------------------------------------------------------------------
-
 RESULT, TRACE = "measured.json", "load.jsonl"
 _TOOLS = {
     "vllm": (
@@ -605,9 +603,6 @@ def _notes_of_load(scenario: Scenario, requests: Sequence[Request]) -> list[str]
     if scenario.speculation is not None:
         notes.append("Fewer drafts hold than predicted, as the tokens are random.")
     return notes
-
-
-# Checkpoints ---------------------------------------------------------------------------------
 
 
 def _known(model: str) -> list[Checkpoint]:

@@ -241,6 +241,7 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
     else:
         values = _capacities(lab, asked, changed, notes)
     rows, measures = [], asked.measures or (CAPACITY,)
+    capacities = {CAPACITY: f"load where the SLO breaks ({UNITS[asked.section.load]})"}
     for factor, low, high in pairs:
         for measure in measures:
             row = {"deployment": low.option.name, "measure": measure}
@@ -255,7 +256,7 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         "load": None if asked.measures else asked.section.load,
         "by": asked.by,
         "replications": asked.replications,
-        "measures": {measure: label(measure, asked.section) for measure in measures},
+        "measures": {path: known(path).axis for path in asked.measures} or capacities,
         "deployments": [
             {
                 "name": option.name,
@@ -272,15 +273,6 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         **said_of(asked.options, None if asked.measures else asked.section.load),
         "provenance": "predicted",
     }
-
-
-def label(measure: str, section: CapacitySection) -> str:
-    """A measure with its unit, in words."""
-    return (
-        f"load where the SLO breaks ({UNITS[section.load]})"
-        if measure == CAPACITY
-        else known(measure).axis
-    )
 
 
 def _sides(
@@ -364,22 +356,21 @@ def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:
 def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]]) -> Values:
     runs: dict[tuple[Option, str, int], list[Run]] = {}
     for case, option in [*((Shifted(option), option) for option in asked.options), *changed]:
-        runs[case.option, case.factor, case.side] = [
-            _run(case, option, option.scenario.seed + number)
-            for number in range(asked.replications)
-        ]
+        first = option.scenario.seed
+        seeds = range(first, first + asked.replications)
+        runs[case.option, case.factor, case.side] = [_run(case, option, seed) for seed in seeds]
     listed = tuple(run for each in runs.values() for run in each)
     axes = ("deployment", "factor", "times", "seed")
     plan = SweepPlan("", "sensitivity", "", axes, None, listed, ())
     execute(plan, lab.store, lab.backend, lab.progress, lab.report, lab.say)
     found, failed = Values(), lab.report.failures
     for key, each in runs.items():
-        errors = [failed[run.key] for run in each if run.key in failed]
-        found[key] = (
-            errors[0]
-            if errors
-            else {path: [_number(lab, run, path) for run in each] for path in asked.measures}
-        )
+        if errors := [failed[run.key] for run in each if run.key in failed]:
+            found[key] = errors[0]
+        else:
+            found[key] = {
+                path: [_number(lab, run, path) for run in each] for path in asked.measures
+            }
     return found
 
 

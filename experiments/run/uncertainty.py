@@ -184,9 +184,6 @@ def _band(values: Floats) -> list[float]:
     return [float(v) for v in np.quantile(values, QUANTILES)]
 
 
-# A capacity -----------------------------------------------------------------------------------
-
-
 @strict_dataclass
 class CapacityDiscrepancy:
     """The error of predicted capacities, as ``fitted_to`` measured ones on ``date``: of the
