@@ -17,13 +17,14 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from io import BufferedWriter, FileIO, TextIOWrapper
+from types import GenericAlias, UnionType
 from typing import Annotated, Any, NoReturn, TextIO, get_args
 
 import typer
@@ -43,6 +44,8 @@ _REPORT = (
     "of sarathi-sim --debug COMMAND ..."
 )
 _OURS = 70  # EX_SOFTWARE of sysexits.h
+_TYPES = (type, GenericAlias, UnionType)
+_BOUNDS = (("min", "ge"), ("max", "le"))
 
 MOVED = {
     "check": "run CONFIG --dry-run",
@@ -227,7 +230,7 @@ def command(
     has the answer on stderr. With ``dry``, --dry-run calls this function in its place. ``out`` is
     where it writes if --out is left out. ``result`` makes a Result of what the function returns.
     """
-    options = {name: found for name, one in _options(function).items() if (found := one)}
+    options = _options(function)
 
     def called(**given: Any) -> None:
         from .report.render import ProgressBar, consoles, print_result
@@ -268,23 +271,41 @@ def command(
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters that are options: Annotated with one, and with the type that is read."""
+    """The parameters that are options: Annotated with one, or with its help (see options.py)."""
     found = {}
     for name, one in signature(function).parameters.items():
         kind, *about = get_args(one.annotation) or (None,)
-        given = next((each for each in about if hasattr(each, "param_decls")), None)
-        if given is None:
+        option = next((each for each in about if hasattr(each, "param_decls")), None)
+        option = option or _option(name, one.default, about)
+        if option is None:
             continue
-        read = about[-1] if about[-1] is not given else kind
+        read = next((each for each in about if isinstance(each, _TYPES)), kind)
         if float in (read, *get_args(read)):
-            given.callback = _finite
+            option.callback = _finite
         default = one.default if one.default != () else None
         if default is None and get_args(read)[:1] != (read,) and type(None) not in get_args(read):
             read = read | None
         found[name] = Parameter(
-            name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[read, given]
+            name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[read, option]
         )
     return found
+
+
+def _option(name: str, default: object, about: Sequence[Any]) -> Any:
+    """The option that texts and bounds of a parameter describe; None without a text."""
+    texts = [each for each in about if isinstance(each, str)]
+    names = [text for text in texts if text.startswith("--")]
+    if default is False:
+        names = [f"--{name.replace('_', '-')}"]
+    *metavar, said = [text for text in texts if text not in names] or [None]
+    bounds = {
+        end: getattr(each, key, None)
+        for each in about
+        for end, key in _BOUNDS
+        if hasattr(each, key)
+    }
+    look = {"metavar": metavar[0]} if metavar else {}
+    return None if said is None else typer.Option(*names, help=said, **look, **bounds)
 
 
 def _finite(value: float | None) -> float | None:
