@@ -255,15 +255,16 @@ def command(
         if answer.code:
             raise typer.Exit(answer.code)
 
-    if dry is not None:
-        said = (dry.__doc__ or "").partition(".")[0]
-        options["dry_run"] = _flag("dry_run", "--dry-run", f"{said}.")
-    if json:
-        options["json"] = _flag("json", "--json", "Print one JSON object on stdout, and no table.")
-    if quiet:
-        options["quiet"] = _flag("quiet", "--quiet", "Print neither progress nor table.")
-    if verbose:
-        options["verbose"] = _flag("verbose", "--verbose", "Print all tables and assumptions.")
+    flags = {
+        "dry_run": f"{(dry.__doc__ or '').partition('.')[0]}." if dry else "",
+        "json": "Print one JSON object on stdout, and no table." * json,
+        "quiet": "Print neither progress nor table." * quiet,
+        "verbose": "Print all tables and assumptions." * verbose,
+    }
+    for name, said in flags.items():
+        if said:
+            kind = Annotated[bool, _option(name, False, [said])]
+            options[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind)
     called.__signature__ = Signature([*options.values()])  # type: ignore[attr-defined]
     called.__annotations__ = {name: one.annotation for name, one in options.items()}
     called.__doc__ = function.__doc__
@@ -298,14 +299,10 @@ def _option(name: str, default: object, about: Sequence[Any]) -> Any:
     if default is False:
         names = [f"--{name.replace('_', '-')}"]
     *metavar, said = [text for text in texts if text not in names] or [None]
-    bounds = {
-        end: getattr(each, key, None)
-        for each in about
-        for end, key in _BOUNDS
-        if hasattr(each, key)
-    }
-    look = {"metavar": metavar[0]} if metavar else {}
-    return None if said is None else typer.Option(*names, help=said, **look, **bounds)
+    look: dict[str, Any] = {"metavar": metavar[0]} if metavar else {}
+    for each in about:
+        look |= {end: getattr(each, key) for end, key in _BOUNDS if hasattr(each, key)}
+    return None if said is None else typer.Option(*names, help=said, **look)
 
 
 def _finite(value: float | None) -> float | None:
@@ -313,11 +310,6 @@ def _finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
-
-
-def _flag(name: str, option: str, help: str) -> Parameter:
-    kind = Annotated[bool, typer.Option(option, help=help)]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind)
 
 
 def application(

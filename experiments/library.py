@@ -7,8 +7,8 @@ keeps nothing, where the command writes ``runs/NAME``.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -249,28 +249,36 @@ def _folder(out: Folder | None, name: str, stack: ExitStack) -> Path:
     return named(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")), name)
 
 
-@contextmanager
-def _laboratory(
-    folder: Path,
+def _searched(
     kind: str,
+    place: tuple[Folder | None, str],
     section: "CapacitySection",
-    workers: int | str | None,
-    progress: Progress,
-    say: Say,
-) -> "Iterator[Laboratory]":
-    from .capacity.probing import Laboratory, probes_in
-
-    with backend_of(workers) as backend, probes_in(folder, kind) as store:
-        yield Laboratory(section, store, backend, progress, say)
-
-
-def _figures(content: Mapping[str, Any]) -> dict[str, bytes]:
-    """The figures of a ``capacity`` or ``recommend``."""
+    how: tuple[int | str | None, Progress, Say],
+    search: "Callable[[Laboratory], dict[str, Any]]",
+    section_of: Callable[[None, Mapping[str, Any]], Section],
+    files: Callable[[dict[str, Any]], Mapping[str, bytes]],
+) -> Result:
+    """The answer of a ``search`` with simulations; with its ``files`` and figures in the folder of
+    ``place``, if that is not None, or named after its second part. ``how``: workers, progress and
+    say."""
+    from .capacity.probing import Laboratory, probes_in, write_result
     from .report.capacity_charts import capacity_charts
-    from .report.draw import figure_files
     from .report.section import heading_of
 
-    return figure_files(capacity_charts(content), heading_of(content))
+    out, name = place
+    with ExitStack() as stack:
+        folder = _folder(out, name, stack)
+        backend = stack.enter_context(backend_of(how[0]))
+        store = stack.enter_context(probes_in(folder, kind))
+        content = search(Laboratory(section, store, backend, *how[1:]))
+        answer = section_of(None, content)
+        content |= answer.words()
+        if out is not None:
+            from .report.draw import figure_files
+
+            figures = figure_files(capacity_charts(content), heading_of(content))
+            write_result(folder, kind, {**files(content), **figures})
+    return Result(content, answer, written=written(out, folder))
 
 
 def workload(
@@ -512,73 +520,37 @@ def capacity(
       sarathi-sim capacity my.yaml --sensitivity --by 0.2 --only 'attn_decode,link speed'
       sarathi-sim capacity gpt3_pp --sensitivity --metric makespan_s --metric tbt_s.p99
     """
-    if sensitivity:
-        return _sensitivity(
-            *(config, changes, workload, by, [*filter(None, listed(only))], metrics),
-            *(replications, out, workers, progress, say),
-        )
     from .capacity.answer import answered, capacities, load_prices, read_question, result_files
-    from .capacity.probing import CAPACITY_FORMAT, write_result
+    from .capacity.probing import CAPACITY_FORMAT, SENSITIVITY_FORMAT
+    from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
+    from .capacity.sensitivity import sensitivity as changed
     from .config.loading import refuse_of_session
-    from .report.capacity_answers import capacity_section
+    from .report.capacity_answers import capacity_section, sensitivity_section
 
+    how = (workers, progress, say)
+    if sensitivity:
+        factors = [*filter(None, listed(only))]
+        rest: dict[str, Any] = {"only": factors, "metrics": metrics, "replications": replications}
+        asked = read_sensitivity(config, changes, workload, by=by, **rest)
+        found = _searched(
+            *(SENSITIVITY_FORMAT, (out, f"{asked.draft.header.name}_sensitivity"), asked.section),
+            *(how, lambda lab: changed(lab, asked), sensitivity_section),
+            lambda content: sensitivity_files(asked, content),
+        )
+        found.table = table_of(found)
+        return found
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
     for option in options:
         refuse_of_session(option.scenario, draft.source)
-    with ExitStack() as stack:
-        folder = _folder(out, draft.header.name, stack)
-        asked = _laboratory(folder, CAPACITY_FORMAT, section, workers, progress, say)
-        content = answered(stack.enter_context(asked), draft, options, bands, costs, refine)
-        answer = capacity_section(None, content)
-        content |= answer.words()
-        if out is not None:
-            files = result_files(draft, section, content) | _figures(content)
-            write_result(folder, CAPACITY_FORMAT, files)
-    table = capacities(content["deployments"])
-    return Result(content, answer, table=table, written=written(out, folder))
-
-
-def _sensitivity(
-    config: Config,
-    changes: Assignments,
-    workload: str | None,
-    by: float,
-    only: Sequence[str],
-    metrics: Sequence[str],
-    replications: int,
-    out: Folder | None,
-    workers: int | str | None,
-    progress: Progress,
-    say: Say,
-) -> Result:
-    """What ``capacity --sensitivity`` answers."""
-    from .capacity.probing import SENSITIVITY_FORMAT, write_result
-    from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
-    from .capacity.sensitivity import sensitivity as found_by
-    from .report.capacity_answers import sensitivity_section
-
-    asked = read_sensitivity(
-        *(config, changes, workload),
-        by=by,
-        replications=replications,
-        only=only,
-        metrics=metrics,
+    found = _searched(
+        *(CAPACITY_FORMAT, (out, draft.header.name), section, how),
+        lambda lab: answered(lab, draft, options, bands, costs, refine),
+        capacity_section,
+        lambda content: result_files(draft, section, content),
     )
-    with ExitStack() as stack:
-        folder = _folder(out, f"{asked.draft.header.name}_sensitivity", stack)
-        lab = _laboratory(folder, SENSITIVITY_FORMAT, asked.section, workers, progress, say)
-        content = found_by(stack.enter_context(lab), asked)
-        section = sensitivity_section(None, content)
-        content |= section.words()
-        if out is not None:
-            from .report.capacity_charts import tornado_charts
-            from .report.draw import figure_files
-            from .report.section import heading_of
-
-            figures = figure_files({"tornado": tornado_charts(content)}, heading_of(content))
-            write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content) | figures)
-    return Result(content, section, table=table_of(content), written=written(out, folder))
+    found.table = capacities(found["deployments"])
+    return found
 
 
 def recommend(
@@ -635,7 +607,7 @@ def recommend(
     """
     from .capacity.answer import load_prices
     from .capacity.options import counts, wanted_of
-    from .capacity.probing import RECOMMEND_FORMAT, write_result
+    from .capacity.probing import RECOMMEND_FORMAT
     from .capacity.recommend import recommend_files, recommended
     from .report.capacity_answers import chunk_section, recommend_section
 
@@ -673,19 +645,17 @@ def recommend(
         *(pools, speculation, drafts),
     )
     costs = load_prices(chosen.prices)
-    with ExitStack() as stack_:
-        folder = _folder(out, "recommend", stack_)
-        asked = _laboratory(folder, RECOMMEND_FORMAT, wanted.section, workers, progress, say)
-        content = recommended(stack_.enter_context(asked), wanted, costs, say, chosen.refine)
-        section = recommend_section(None, content)
-        content |= section.words()
-        if out is not None:
-            files = recommend_files(wanted, content) | _figures(content)
-            write_result(folder, RECOMMEND_FORMAT, files)
-            if content["command"]:
-                whole = "cat" if content["deployments"][0].get("pools") else "sh"
-                section = replace(section, command=f"{whole} {folder / 'launch.sh'}")
-    return Result(content, section, written=written(out, folder))
+    found = _searched(
+        *(RECOMMEND_FORMAT, (out, "recommend"), wanted.section, (workers, progress, say)),
+        lambda lab: recommended(lab, wanted, costs, say, chosen.refine),
+        recommend_section,
+        lambda content: recommend_files(wanted, content),
+    )
+    if out is not None and found["command"] and found.section is not None:
+        whole = "cat" if found["deployments"][0].get("pools") else "sh"
+        launch = f"{whole} {found.written[0] / 'launch.sh'}"
+        found.section = replace(found.section, command=launch)
+    return found
 
 
 def list_(

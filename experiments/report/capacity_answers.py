@@ -28,11 +28,9 @@ from .capacity_charts import (
     probed,
     sides,
     title,
-    tornado_charts,
 )
 from .op_origins import op_times_of_probes
 from .section import (
-    Chart,
     Section,
     Table,
     anchor,
@@ -120,19 +118,17 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
     return _with_files(folder, section, found, "config.yaml")
 
 
-def _with_files(
-    folder: Path | None, section: Section, found: Row, *names: str, charts: Sequence[Chart] = ()
-) -> Section:
+def _with_files(folder: Path | None, section: Section, found: Row, *names: str) -> Section:
     """The section with what its ``folder`` holds: charts and every point of them, the origin of op
     times, and the files of ``names``."""
     if folder is None:
         return section
     op_times, problems = op_times_of_probes(folder)
-    of_loads = {} if charts else capacity_charts(found)
+    points = [] if "measures" in found else _points(found)
     return replace(
         section,
-        charts=[*charts, *(chart for some in of_loads.values() for chart in some)],
-        tables=[*section.tables, *([] if charts else _points(found)), *op_times],
+        charts=[chart for some in capacity_charts(found).values() for chart in some],
+        tables=[*section.tables, *points, *op_times],
         configuration={name: read_text(folder / name) for name in names},
         warnings=[*section.warnings, *problems],
     )
@@ -540,4 +536,4 @@ def sensitivity_section(folder: Path | None, found: Row) -> Section:
         about=str(found["description"] or ""),
         warnings=[*doubts_of(found), *found["warnings"]],
     )
-    return _with_files(folder, section, found, "config.yaml", charts=tornado_charts(found))
+    return _with_files(folder, section, found, "config.yaml")
