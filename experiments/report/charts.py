@@ -93,6 +93,23 @@ def axis_of(values: Iterable[Any], label: str, **options: Any) -> Axis:
     return Axis(label, ends=(0.0, 1.05 * high), **options)
 
 
+def bars(
+    title: str,
+    along: Axis,
+    rows: Sequence[str],
+    values: Mapping[str, Iterable[float]],
+    colours: Iterable[str],
+    **about: Any,
+) -> Chart:
+    """The values of each name in every row, as bars beside each other."""
+    places = np.arange(len(rows), dtype=float)
+    series = [
+        Series("bars", name, np.array([*some], float), places, colour)
+        for (name, some), colour in zip(values.items(), colours, strict=False)
+    ]
+    return Chart(title, along, Axis("", rows=rows), series, **about)
+
+
 def run_charts(tables: Mapping[str, Tables]) -> dict[str, list[Chart]]:
     """The charts that need only a run's tables, by the name of their figure. Those of bubbles need
     a pipeline."""
@@ -404,17 +421,12 @@ def workload_charts(requests: Sequence[Request], clients: int | None = None) -> 
     output = np.array([request.output_tokens for request in requests], float)
     share = Axis("share of requests (%)", ends=(0.0, 1.0), shares=True)
     lengths = [
-        Series("step", name, *steps(*cumulative(values)), colour)
-        for values, name, colour in (
-            (prompt, "prompt tokens", BLUE),
-            (output, "output tokens", VERMILION),
-        )
+        Series("step", "prompt tokens", *steps(*cumulative(prompt)), BLUE),
+        Series("step", "output tokens", *steps(*cumulative(output)), VERMILION),
     ]
     some = slice(None, None, -(-len(requests) // _MOST_ARRIVALS))
     both = Series("points", "", prompt[some], output[some], GREY)
-    note = ""
-    if arrival_s[-1] <= arrival_s[0]:
-        note = without_times(clients)
+    note = without_times(clients) if arrival_s[-1] <= arrival_s[0] else ""
     along, up = (Axis(f"{name} tokens, log scale", log=True) for name in ("prompt", "output"))
     charts = [
         Chart("Lengths", Axis("tokens, log scale", log=True), share, lengths, note),

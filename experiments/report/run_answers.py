@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from sarathi_sim.simulator.confidence.coverage import Outside
@@ -26,12 +25,12 @@ from ..run.compare import part_label
 from ..run.ranking import WEIGHED, Load, deciding, ranked
 from ..sweeps.store import RESULTS
 from ..sweeps.sweep import Sweep, called, overload_note, read_sweep, short_names, varying
+from .charts import bars
 from .palette import policy_styles
 from .section import (
     Axis,
     Chart,
     Section,
-    Series,
     Table,
     anchor,
     assumed_of,
@@ -308,20 +307,16 @@ def parts_charts(content: Mapping[str, Any]) -> list[Chart]:
     """A pair of bars for each part of the mean latency and of the wall clock, in seconds; none
     where the results are not divided into parts."""
     charts = []
+    colours = [style.colour for style in policy_styles(content["policies"])]
     for key, title in PARTS.items() if "wall" in content else ():
         parts = content[key]["parts"]
         names = _by_difference(parts)
-        places = np.arange(len(names), dtype=float)
-        series = [
-            Series(
-                *("bars", f"{side.upper()}: {content[side]}"),
-                np.array([parts[name][f"{side}_s"] for name in names]),
-                *(places, style.colour),
-            )
-            for side, style in zip("ab", policy_styles(content["policies"]), strict=True)
-        ]
-        rows = Axis("", rows=[part_label(key, name) for name in names])
-        charts.append(Chart(title, Axis("time (s)"), rows, series))
+        values = {
+            f"{side.upper()}: {content[side]}": [parts[name][f"{side}_s"] for name in names]
+            for side in "ab"
+        }
+        rows = [part_label(key, name) for name in names]
+        charts.append(bars(title, Axis("time (s)"), rows, values, colours))
     return charts
 
 

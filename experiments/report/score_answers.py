@@ -30,7 +30,7 @@ from ..measured.tune import NOISE
 from ..results import FITS_FORMAT, result_folder, write_summary
 from ..run.compare import part_label
 from ..run.support import FAMILIES, ITERATION, SEQUENCE, SHARE, Combination
-from .charts import cumulative
+from .charts import bars, cumulative
 from .draw import draw_all
 from .palette import BLACK, BLUE, GREEN, PURPLE, VERMILION, Style, line_styles
 from .section import (
@@ -268,13 +268,10 @@ def _latencies(runs: Mapping[str, Any]) -> Chart:
     for run in runs.values():
         for label, one in variants_of(run).items():
             latencies.setdefault(label, []).append(one["off_pct"]["latency_s"]["mean"])
-    places = np.arange(len(runs), dtype=float)
-    series = [
-        Series("bars", label, np.array(each, float), places, style.colour)
-        for (label, each), style in zip(latencies.items(), line_styles(), strict=False)
-        if len(each) == len(runs)
-    ]
-    return Chart("Mean latency", Axis("mean latency, off (%)"), Axis("", rows=[*runs]), series)
+    whole = {label: each for label, each in latencies.items() if len(each) == len(runs)}
+    looks = dict(zip(latencies, line_styles(), strict=False))
+    colours = [looks[label].colour for label in whole]
+    return bars("Mean latency", Axis("mean latency, off (%)"), [*runs], whole, colours)
 
 
 def run_distributions(scored: ScoredRun) -> list[Chart]:
