@@ -39,6 +39,7 @@ from .section import (
     enumerated,
     number_or_dash,
     sentence,
+    table,
     topic_of,
 )
 
@@ -78,9 +79,7 @@ _NOTE = "Predicted. docs/capacity.md says what each number is."
 
 
 def _table(name: str, rows: Sequence[Row], text: int = 1, note: str = "") -> list[Table]:
-    """A table of rows by heading, whose numbers become texts; none without rows."""
-    cells = [[c if isinstance(c, str) else number_or_dash(c) for c in r.values()] for r in rows]
-    return [Table(name, tuple(rows[0]), cells, note, text)] if rows else []
+    return [table(name, rows, text, note)] if rows else []
 
 
 def capacity_section(folder: Path | None, found: Row) -> Section:
@@ -88,7 +87,7 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
     its tokens. With the ``folder`` of the result also the charts, and every point of them."""
     rows, unit, currency = found["deployments"], UNITS[found["load"]], found["prices"]["currency"]
     what = "rate of requests" if found["load"] == "rate" else "number of clients"
-    table = [
+    capacities = [
         {
             "deployment": one["name"],
             "limiting metric": _metric(one),
@@ -107,7 +106,7 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
         name=str(found["name"]),
         question=f"Up to which {what} does each deployment keep the SLO {found['slo']}?",
         answer=_most(rows, unit),
-        tables=[*_table("Capacity", table, 2, _NOTE), *_searched(rows, unit)],
+        tables=[*_table("Capacity", capacities, 2, _NOTE), *_searched(rows, unit)],
         assumed=_assumed(found),
         about=str(found["description"] or ""),
         warnings=[
@@ -150,13 +149,11 @@ def _metric(one: Row) -> str:
 
 
 def _limit(one: Row) -> str:
-    """The limiting metric with its cause."""
     binds = one.get("binds")
     return f"{binds['slo']} ({BECAUSE[binds['because']]})" if binds else ""
 
 
 def _sure(one: Row, key: str) -> str:
-    """The 90 % interval of a number, where it is known."""
     return f" ({number_or_dash(one[key])} at 90 %)" if one.get(key) else ""
 
 
@@ -166,7 +163,6 @@ def _refuses(one: Row) -> bool:
 
 
 def _most(rows: Sequence[Row], unit: str) -> str:
-    """The deployment that sustains most, the next one, and what limits the first."""
     able = sorted((one for one in rows if one["capacity"]), key=lambda one: -one["capacity"])
     if not able:
         none = "none keeps the SLO, even under a small load"
@@ -188,8 +184,7 @@ def _most(rows: Sequence[Row], unit: str) -> str:
 
 
 def _assumed(found: Row) -> list[str]:
-    """The assumptions on deployments, capacities and prices, and the settings that were not tried;
-    those that matter most first."""
+    """The assumptions and the settings that were not tried; those that matter most first."""
     prices, lines = found["prices"], assumed_of(found)
     if rates := found.get("log_rates"):
         mean, busiest = map(number_text, rates)
@@ -254,35 +249,31 @@ def _next_to(best: Row, other: str, load: str, option: str) -> str:
 
 
 def _searched(rows: Sequence[Row], unit: str, note: str = "") -> list[Table]:
-    """For each search: the capacity, the limiting metric with its cause, and the use of the GPUs
-    just above the capacity."""
-    table = []
+    """For each search also the cause of the limit, and the use of the GPUs just above it."""
+    searches = []
     for one in rows:
         binds, known = one.get("binds") or {}, one["capacity"] is not None
         stress = [p["stress"] for p in one.get("curve", ()) if p["load"] == binds.get("at_load")]
         row = {"deployment": one["name"], "limiting metric": _metric(one)}
         row |= {"because": BECAUSE.get(str(binds.get("because")), one.get("error", "-"))}
-        row |= {
-            f"capacity ({unit})": _capacity(one),
-            "95 % interval": one["interval"] if known else None,
-        }
+        row |= {f"capacity ({unit})": _capacity(one)}
+        row |= {"95 % interval": one["interval"] if known else None}
         row |= {"uncertainty, 90 %": one.get("uncertainty"), "op errors, 90 %": one.get("band")}
         row |= {"at load": binds.get("at_load")}
         row |= {"times its limit": stress[0].get(binds["slo"]) if stress else None}
         for name, (key, factor) in USE.items():
             row[name] = f"{factor * binds[key]:.0f}" if binds else "-"
-        table.append(row)
-    return _table("Searched", table, 3, note)
+        searches.append(row)
+    return _table("Searched", searches, 3, note)
 
 
 def _points(found: Row) -> list[Table]:
-    """A row for each point of the fronts: its numbers and the place of its run."""
     unit, currency = UNITS[found["load"]], found["prices"]["currency"]
-    table, rows = points(*probed(found)), []
-    for _, one in table.iterrows():
+    every, rows = points(*probed(found)), []
+    for _, one in every.iterrows():
         row = {"deployment": one["deployment"], "SLO": "holds" if one["holds"] else "breaks"}
         row |= {"run": one["run"], f"load ({unit})": float(one["load"])}
-        for key in (key for key in NAMES if key in table):
+        for key in (key for key in NAMES if key in every):
             row[axis_name(key, currency)] = None if pd.isna(one[key]) else float(one[key])
         rows.append(row)
     note = "probes/runs/RUN of the result has the configuration and the requests of each run."
@@ -365,7 +356,6 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
 
 
 def _best(found: Row) -> str:
-    """The deployment, what is equal to it, what it saves, and what limits it."""
     best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     if found["winner"] is None:
         load = f"{rate:g} requests/s" if rate else "any load"

@@ -128,11 +128,9 @@ def table_styles(tables: Mapping[str, Tables]) -> list[Style]:
 
 
 def cdf(key: str, tables: Mapping[str, Tables]) -> Chart:
-    """CDF of a metric, a line a scenario: over all tokens for ``tbt_s``, else over requests.
-
-    For a metric that grows in an overloaded run, the requests of a steady run's warm-up are left
-    out, as in the printed table. The names tell the overloaded runs.
-    """
+    """CDF of a metric, a line a scenario: over all tokens for ``tbt_s``, else over requests. Of a
+    metric that grows in an overloaded run, the requests of a steady run's warm-up are left out, as
+    in the printed table."""
     metric, series, seen = METRICS[key], [], []
     for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
         values, share = distribution(table, key)
@@ -292,7 +290,6 @@ def timelines(
 
 
 def _rows(stages: Sequence[StageSlices]) -> list[str]:
-    """The names of stages, ranks or replicas."""
     if stages and stages[0].rank:
         return [stage.label for stage in stages]
     if len({stage.replica for stage in stages}) == 1:
@@ -303,7 +300,6 @@ def _rows(stages: Sequence[StageSlices]) -> list[str]:
 
 
 def _boxes(name: str, parts: Sequence[Mapping[str, Any]]) -> Series:
-    """The boxes of a kind: starts, ends and what else is known of them, of each row."""
     rows = np.repeat(np.arange(len(parts), dtype=float), [len(one["end"]) for one in parts])
     more = {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
     colour, start, end = KIND_COLOURS.get(name, VERMILION), more.pop("start"), more.pop("end")
@@ -312,7 +308,6 @@ def _boxes(name: str, parts: Sequence[Mapping[str, Any]]) -> Series:
 
 
 def _worked(analysis: Analysis, stage: StageSlices, kind: int) -> dict[str, Any]:
-    """The batches of a kind."""
     chosen = stage.kind == kind
     columns, which = analysis.records.replicas[stage.replica].iterations, stage.row[chosen]
     return {
@@ -324,7 +319,6 @@ def _worked(analysis: Analysis, stage: StageSlices, kind: int) -> dict[str, Any]
 
 
 def _idle(stage: StageSlices) -> dict[str, Any]:
-    """The idle time before batches, and why."""
     chosen = stage.bubble_s > 0
     why = np.array([bubble_name(kind) for kind in stage.bubble_kind[chosen]], dtype=object)
     return {"start": stage.bubble_start[chosen], "end": stage.start[chosen], "why": why}

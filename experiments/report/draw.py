@@ -57,10 +57,7 @@ _MARKERS = "os^DvP*"
 def draw_all(
     figures: Figures, folder: Path, progress: Progress = silent, heading: str = ""
 ) -> list[Path]:
-    """Draw each figure as ``NAME.png`` and ``NAME.svg`` into ``folder``. Raises OSError.
-
-    ``heading`` stands above all of them: the model, the GPU and the load.
-    """
+    """Draw each figure as ``NAME.png`` and ``NAME.svg`` into ``folder``, below the ``heading``."""
     folder.mkdir(exist_ok=True)
     written = []
     for done, (name, charts) in enumerate(figures.items()):
@@ -85,12 +82,9 @@ def files(charts: Sequence[Chart], heading: str = "") -> dict[str, bytes]:
     figure.set_layout_engine("none")
     words = {"Description": "\n".join(line for chart in charts for line in chart.alt)}
     pixels, lines = BytesIO(), BytesIO()
-    FigureCanvasAgg(figure).print_png(  # type: ignore[no-untyped-call]
-        pixels, metadata={"Software": None, **words}
-    )
-    FigureCanvasSVG(figure).print_svg(  # type: ignore[no-untyped-call]
-        lines, metadata={"Date": None, "Creator": None, **words}
-    )
+    agg, svg = {"Software": None, **words}, {"Date": None, "Creator": None, **words}
+    FigureCanvasAgg(figure).print_png(pixels, metadata=agg)  # type: ignore[no-untyped-call]
+    FigureCanvasSVG(figure).print_svg(lines, metadata=svg)  # type: ignore[no-untyped-call]
     return {"png": pixels.getvalue(), "svg": lines.getvalue()}
 
 

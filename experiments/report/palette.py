@@ -67,10 +67,7 @@ def line_colour(colour: str) -> str:
 
 
 def policy_colour(policy: str) -> str:
-    """The colour of a policy, the same in every figure; grey for no policy.
-
-    The colour of a user's policy follows from its name.
-    """
+    """The colour of a policy, the same in every figure, a user's after its name; grey for none."""
     if not policy:
         return GREY
     other = _OTHER_POLICIES[crc32(policy.encode()) % len(_OTHER_POLICIES)]
@@ -78,11 +75,8 @@ def policy_colour(policy: str) -> str:
 
 
 def policy_styles(policies: Sequence[str]) -> list[Style]:
-    """Colour and dash of a line for each of ``policies``, which may name one several times.
-
-    The lines of one policy are shades of its colour, all of which can be seen on white. All differ
-    in dash, so that coinciding lines can be seen.
-    """
+    """Colour and dash of a line for each of ``policies``, which may name one several times: shades
+    of its colour that are seen on white. All differ in dash, so that coinciding ones are seen."""
     colours = [policy_colour(policy) for policy in policies]
     alike, seen = Counter(colours), Counter[str]()
     styles = []

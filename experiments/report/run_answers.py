@@ -38,6 +38,7 @@ from .section import (
     doubts_of,
     enumerated,
     sentence,
+    table,
     thinned,
 )
 
@@ -122,8 +123,6 @@ def run_section(content: Mapping[str, Any]) -> Section:
 
 
 def _side_by_side(summaries: Summaries, *further: str) -> dict[str, str]:
-    """The parts of a sentence: of each run the throughput, and the p99 of the time to first token
-    (unless it is overloaded) and between tokens, with ``further`` quantiles."""
     parts = {}
     for name, one in summaries.items():
         phrases = [f"{number_text(one[WEIGHED[0]] or 0.0)} output tokens/s"]
@@ -159,8 +158,7 @@ def _cells(
 
 
 def _value(summary: Mapping[str, Any], path: str) -> Any:
-    """A number, or a band's two. Latencies are those of the steady part, if a run has one;
-    overloaded: none."""
+    """Latencies are those of the steady part, if a run has one; overloaded: none."""
     value: Any = summary
     if known(path.removesuffix("_band")).metric.grows:
         state = summary["steady"]["state"]
@@ -217,7 +215,6 @@ def _overloaded(name: str, one: Mapping[str, Any]) -> str:
 
 
 def _outside(one: Mapping[str, Any]) -> list[str]:
-    """The ops of a run with batches outside the measured region."""
     ops = one.get("outside_profile", ())
     return [str(Outside(**(op | {"profile": tuple(map(tuple, op["profile"]))}))) for op in ops]
 
@@ -276,7 +273,6 @@ def _divisible(total: Mapping[str, float]) -> bool:
 
 
 def _percent(part: float, whole: float) -> str:
-    """A signed share; a dash if ``whole`` is 0."""
     return f"{round(100 * part / whole, 1) + 0.0:+.1f} %" if whole else "-"
 
 
@@ -285,7 +281,6 @@ def _signed(seconds: float) -> str:
 
 
 def _by_difference(parts: Summaries) -> list[str]:
-    """Names of the parts, the largest difference first."""
     return sorted(parts, key=lambda name: -abs(parts[name]["difference_s"]))
 
 
@@ -293,14 +288,15 @@ def _parts_table(key: str, breakdown: Mapping[str, Any]) -> Table:
     """A row a part; no shares of the difference where the totals are nearly equal."""
     total, parts = breakdown["total"], breakdown["parts"]
     whole = total["difference_s"] if _divisible(total) else 0.0
-    rows = []
     named = [(part_label(key, name), parts[name]) for name in _by_difference(parts)]
-    for label, row in [*named, ("in all", total)]:
-        shares = (_percent(row["difference_s"], of) for of in (total["a_s"], whole))
-        seconds = (f"{row['a_s']:,.4f}", f"{row['b_s']:,.4f}", f"{row['difference_s']:+,.4f}")
-        rows.append([label, *seconds, *shares])
-    headings = ("part", "A (s)", "B (s)", "B - A (s)", "of A's total", "of the difference")
-    return Table(PARTS[key], headings, rows, "The parts add up to the difference exactly.")
+    rows = [
+        {"part": label, "A (s)": f"{row['a_s']:,.4f}", "B (s)": f"{row['b_s']:,.4f}"}
+        | {"B - A (s)": f"{row['difference_s']:+,.4f}"}
+        | {"of A's total": _percent(row["difference_s"], total["a_s"])}
+        | {"of the difference": _percent(row["difference_s"], whole)}
+        for label, row in [*named, ("in all", total)]
+    ]
+    return table(PARTS[key], rows, note="The parts add up to the difference exactly.")
 
 
 def parts_charts(content: Mapping[str, Any]) -> list[Chart]:
@@ -413,15 +409,11 @@ def _best_table(load_names: str, loads: Sequence[Load]) -> Table:
     first, columns = loads[:_MOST_POINTS], []
     for metric in map(known, WEIGHED):
         leaders = [load.leaders(metric.path) or [""] for load in first]
-        means = [
-            load.means(metric.path).get(best[0]) for load, best in zip(first, leaders, strict=True)
-        ]
-        columns.append(
-            [
-                f"{text}: {best[0]}" + f" and {len(best) - 1} equal" * (len(best) > 1)
-                for text, best in zip(metric.texts(means), leaders, strict=True)
-            ]
-        )
+        pairs = zip(first, leaders, strict=True)
+        means = [load.means(metric.path).get(best[0]) for load, best in pairs]
+        equal = [f" and {len(best) - 1} equal" * (len(best) > 1) for best in leaders]
+        cells = zip(metric.texts(means), leaders, equal, strict=True)
+        columns.append([f"{text}: {best[0]}{more}" for text, best, more in cells])
     note = "Equal: no significant difference (within 1 %, or within the spread over seeds, 95 %)."
     if why := _cannot_tell(min(load.seeds for load in loads)):
         note += f" Which is best, {why}."
@@ -477,9 +469,10 @@ def _paired_tables(summary: Mapping[str, Any]) -> list[Table]:
 
 
 def _interval(ratio: Mapping[str, Any] | None) -> str:
-    if ratio is None or ratio["low"] is None:
-        return "-" if ratio is None else f"{ratio['ratio']:.3f}"
-    return f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    if ratio is None:
+        return "-"
+    ends = "" if ratio["low"] is None else f" [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    return f"{ratio['ratio']:.3f}{ends}"
 
 
 def read_sweep_section(folder: Path) -> tuple[Sweep, Section]:
@@ -555,11 +548,9 @@ def check_section(
     name: str, file: str, deployments: Mapping[str, Deployment], notes: Mapping[str, Any]
 ) -> Section:
     """The deployments of a configuration without mistakes, side by side, and what is assumed."""
+    every = [d.pools for d in deployments.values()]
     rows = [
-        (
-            label,
-            *(" + ".join(dict.fromkeys(map(cell, each.pools))) for each in deployments.values()),
-        )
+        (label, *(" + ".join(dict.fromkeys(map(cell, pools))) for pools in every))
         for label, cell in _DEPLOYED.items()
     ]
     if set(rows[-1][1:]) == {"1"}:
