@@ -54,10 +54,15 @@ MOVED = {
     "replay": "score FILE --config CONFIG",
     **{
         name: f"lab {name}"
-        for name in (
-            *("validate", "lockstep", "import", "accuracy", "calibrate"),
-            *("reproduce", "first-light"),
-        )
+        for name in [
+            "validate",
+            "lockstep",
+            "import",
+            "accuracy",
+            "calibrate",
+            "reproduce",
+            "first-light",
+        ]
     },
     "profile-check": "fit DIR",
     "sensitivity": "capacity CONFIG --sensitivity",
@@ -68,8 +73,7 @@ MOVED_OPTIONS = {
     **dict.fromkeys(("--backend", "--address"), "--workers tcp://HOST:PORT"),
     **{
         f"--{name.replace('_', '-')}": f"--set {name}=VALUE"
-        for kind in (Choosing, own_server.Measuring)
-        for name in kind.__dataclass_fields__
+        for name in (*Choosing.__dataclass_fields__, *own_server.Measuring.__dataclass_fields__)
     },
     **dict.fromkeys(("--peer", "--lengths", "--launch"), "sarathi-sim lab score"),
     "--fit": "sarathi-sim lab fit-host",
@@ -79,10 +83,8 @@ MOVED_OPTIONS = {
 
 
 class Commands(TyperGroup):
-    """Commands in groups, which end in a message on stderr and an exit code, whatever goes wrong.
-
-    ``--debug`` before the command shows the traceback, too.
-    """
+    """Commands in groups, which end in a message on stderr and an exit code, whatever goes wrong;
+    ``--debug`` before the command shows the traceback, too."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
@@ -157,10 +159,8 @@ error of its own instead of ours: numpy's comparison ends in a TypeError when it
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGINT raise KeyboardInterrupt, except where they are ignored.
-
-    So scratch folders are removed on the way out, and no policy of the user's is blamed.
-    """
+    """Let SIGTERM and SIGINT raise KeyboardInterrupt, except where they are ignored: scratch
+    folders are removed on the way out, and no policy of the user's is blamed."""
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _end)
@@ -223,10 +223,8 @@ def command(
     out: object = None,
     result: Callable[..., Any] = lambda found, out: found,
 ) -> Callable[..., None]:
-    """A function of the library as a command: its options are those of its signature that have
-    one, its help is its docstring.
-
-    ``json``, ``quiet`` and ``verbose``: whether it has these options; ``aside``: whether --json
+    """A function of the library as a command: its options are in its signature, its help is its
+    docstring. ``json``, ``quiet`` and ``verbose``: whether it has these options; ``aside``: whether --json
     has the answer on stderr. With ``dry``, --dry-run calls this function in its place. ``out`` is
     where it writes if --out is left out. ``result`` makes a Result of what the function returns.
     """
@@ -364,7 +362,6 @@ app = application(
 
 
 def _laboratory() -> Any:
-    """The commands of ``experiments/lab``."""
     if find_spec("sarathi_sim.experiments.lab") is None:
         raise UserError("lab: the laboratory is not installed")
     return typer.main.get_command(import_module("sarathi_sim.experiments.lab.cli").app)
@@ -400,11 +397,7 @@ def options(
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option(
-            "--debug",
-            envvar="SARATHI_SIM_DEBUG",
-            help="Show the traceback of an error.",
-        ),
+        typer.Option("--debug", envvar="SARATHI_SIM_DEBUG", help="Show the traceback of an error."),
     ] = False,
 ) -> None:
     """The options before a command."""

@@ -94,26 +94,21 @@ def written(out: Folder | None, folder: Path | None = None) -> list[Path]:
     return [] if out is None else [folder or Path(out)]
 
 
-def _processes(workers: int | str | None) -> int | None:
-    """The number of worker processes, if it is given. Raises UserError."""
-    if workers is None:
-        return None
-    said = str(workers)[:99]
-    if not (said.isdecimal() and len(said) < 5 and 1 <= int(said) <= 4096):
-        raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
-    return int(said)
-
-
 @contextmanager
 def backend_of(workers: int | str | None) -> "Iterator[Backend]":
     """So many processes, or the workers of a Dask cluster; it closes at the end."""
     from .sweeps.backends import DaskWorkers, local_backend
 
     backend: Backend
-    if "://" in (said := str(workers)):
+    said = str(workers)
+    if "://" in said:
         backend = DaskWorkers(said)
+    elif workers is None or (said.isdecimal() and len(said) < 5 and 1 <= int(said) <= 4096):
+        backend = local_backend(None if workers is None else int(said))
     else:
-        backend = local_backend(_processes(workers))
+        raise UserError(
+            f"--workers {said[:99]}: must be 1 to 4096, or an address (tcp://HOST:PORT)"
+        )
     try:
         yield backend
     finally:

@@ -88,16 +88,11 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
     rows, unit, currency = found["deployments"], UNITS[found["load"]], found["prices"]["currency"]
     what = "rate of requests" if found["load"] == "rate" else "number of clients"
     capacities = [
-        {
-            "deployment": one["name"],
-            "limiting metric": _metric(one),
-            unit: _capacity(one),
-            "95 % interval": one["interval"] if one["capacity"] is not None else None,
-            "uncertainty": one.get("uncertainty"),
-            "GPUs": one["gpus"],
-            "per GPU": None if one["capacity"] is None else one["capacity"] / one["gpus"],
-            f"{currency}/M out": one.get(_OUTPUT),
-        }
+        {"deployment": one["name"], "limiting metric": _metric(one), unit: _capacity(one)}
+        | {"95 % interval": one["interval"] if one["capacity"] is not None else None}
+        | {"uncertainty": one.get("uncertainty"), "GPUs": one["gpus"]}
+        | {"per GPU": None if one["capacity"] is None else one["capacity"] / one["gpus"]}
+        | {f"{currency}/M out": one.get(_OUTPUT)}
         for one in rows
     ]
     more = "give more capacity.requests, most_requests or replications"
@@ -134,7 +129,6 @@ def _with_files(folder: Path | None, section: Section, found: Row, *names: str) 
 
 
 def _capacity(one: Row) -> str:
-    """The capacity, and the share of requests that is rejected; or that it is not settled."""
     if one["capacity"] is None:
         return "-" if one.get("error") else "not settled"
     share, text = one["rejected_share"], number_text(one["capacity"])
@@ -158,7 +152,6 @@ def _sure(one: Row, key: str) -> str:
 
 
 def _refuses(one: Row) -> bool:
-    """Whether a deployment sustains nothing because it rejects too many requests."""
     return one["capacity"] == 0 and (one.get("binds") or {}).get("slo") == REJECTED
 
 
@@ -291,13 +284,11 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
     dropped, devices = found["dropped"], " or ".join(found["devices"])
     advice = "give `capacity` winner.yaml with capacity.requests"
     warnings = [*doubts_of(found), *_doubts(rows, found["tolerance"], advice)]
-    for name, one in dropped.items():
-        if one["stage"] == "failed":
-            warnings.append(f"{name}: left out, as a run failed: {one['clause']}")
+    failed = {name: one for name, one in dropped.items() if one["stage"] == "failed"}
+    warnings += [f"{n}: left out, as a run failed: {one['clause']}" for n, one in failed.items()]
     for one in found["far_neighbours"]:
-        load = "breaks the SLO with a single request"
-        if one["load"] is not None:
-            load = f"at most {number_text(one['load'])} {unit} per server"
+        load = f"at most {number_text(one['load'] or 0.0)} {unit} per server"
+        load = "breaks the SLO with a single request" if one["load"] is None else load
         warnings.append(_next_to(rows[0], one["name"], load, "--set refine=1"))
     mean, busiest = found.get("log_rates") or (0.0, 0.0)
     if rate is not None and busiest > rate:
@@ -308,23 +299,14 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
     if rate is not None:
         what = f"is the cheapest for {rate:g} requests/s ({devices})"
     screened = [
-        {
-            "deployment": one["name"],
-            "nearest to its limit": _metric(one),
-            "GPUs": one["gpus"],
-            f"about ({unit})": one["about"],
-        }
+        {"deployment": one["name"], "nearest to its limit": _metric(one), "GPUs": one["gpus"]}
+        | {f"about ({unit})": one["about"]}
         for one in found["screened"]
     ]
     of_one = "One server in short runs, times their number: several percent off."
     left_out = [
-        {
-            "deployment": name,
-            "left out": STAGES[one["stage"]],
-            "behind": one["beaten_by"] or "-",
-            "clause or reason": one["clause"] or "-",
-            f"{unit} per server": one["at"],
-        }
+        {"deployment": name, "left out": STAGES[stage], "behind": one["beaten_by"] or "-"}
+        | {"clause or reason": one["clause"] or "-", f"{unit} per server": one["at"]}
         for stage in STAGES
         for name, one in dropped.items()
         if one["stage"] == stage
@@ -472,13 +454,8 @@ def chunk_section(found: Row) -> Section:
         tbt_ms = f"{1e3 * faster['tbt_p99_s']:.0f} ms"
         parts["limiting metric"] = f"p99 tbt ({said(faster, behind(faster))}, has {tbt_ms})"
     rows = [
-        {
-            "chunk (tokens)": one["chunk"],
-            "batch": one["batch"],
-            "tokens/s": one["tokens_per_s"],
-            "to the best": behind(one),
-            "time between tokens, p99 (ms)": 1e3 * one["tbt_p99_s"],
-        }
+        {"chunk (tokens)": one["chunk"], "batch": one["batch"], "tokens/s": one["tokens_per_s"]}
+        | {"to the best": behind(one), "time between tokens, p99 (ms)": 1e3 * one["tbt_p99_s"]}
         for one in of_chunk.values()
     ]
     return Section(

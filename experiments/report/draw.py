@@ -229,7 +229,6 @@ def _set_axis(axes: Axes, which: str, axis: Axis) -> None:
 
 
 def _number(value: float, share: bool) -> str:
-    """The text at a tick."""
     if share:
         return f"{100 * value:,.6g} %"
     return f"{value:,.6g}" if abs(value) < 1e6 else f"{value / 1e6:,.6g} M"

@@ -135,7 +135,6 @@ def _luminance(colour: str) -> float:
 
 
 def _with_luminance(colour: str, wanted: float) -> str:
-    """The colour with its hue and the ``wanted`` luminance."""
     if math.isclose(wanted, _luminance(colour), abs_tol=1e-9):
         return colour
     hue, _, saturation = rgb_to_hls(*to_rgb(colour))

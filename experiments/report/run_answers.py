@@ -56,7 +56,6 @@ def _few(names: Iterable[str]) -> str:
 
 
 def _cannot_tell(seeds: int) -> str:
-    """Why no option is called better; empty with enough seeds."""
     few = {1: "one seed", 2: "two seeds"}
     return f"{few[seeds]} cannot tell, three can" if seeds in few else ""
 
@@ -84,10 +83,8 @@ def run_section(content: Mapping[str, Any]) -> Section:
     """The answer of a run, from the content of its ``summary.json``."""
     summaries: Summaries = content["scenarios"]
     names, deployments = list(summaries), content.get("deployments", {})
-    models, devices = (
-        enumerated(list(dict.fromkeys(one[key] for one in deployments.values())))
-        for key in ("model", "device")
-    )
+    used = [[one[key] for one in deployments.values()] for key in ("model", "device")]
+    models, devices = (enumerated(list(dict.fromkeys(some))) for some in used)
     several = len(names) > 1
     parts = _side_by_side({n: summaries[n] for n in names[:_FEW]}, *([] if several else ["p50"]))
     parts["not named here"] = _few(names[_FEW:])
@@ -199,7 +196,6 @@ def ratios_table(content: Mapping[str, Any]) -> Table | None:
 
 
 def _by_text(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Each text once, with the names of all runs that have it."""
     names: dict[str, list[str]] = {}
     for name, text in pairs:
         names.setdefault(text, []).append(name)
@@ -405,7 +401,6 @@ def _ranking(
 
 
 def _best_table(load_names: str, loads: Sequence[Load]) -> Table:
-    """A row for each load: the best value of each metric, and who has it."""
     first, columns = loads[:_MOST_POINTS], []
     for metric in map(known, WEIGHED):
         leaders = [load.leaders(metric.path) or [""] for load in first]

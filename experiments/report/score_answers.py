@@ -527,7 +527,6 @@ def details(found: Iterable[Combination]) -> Table:
 
 
 def _of_cell(cell: Combination) -> list[Table]:
-    """Every op's origin, and the memory per GPU in the smallest layout."""
     assert cell.memory is not None
     (tp, pp), memory = cell.memory
     title = f"{cell.kernels.name if cell.kernels else 'calibrated device'}, tp {tp}, pp {pp}"

@@ -328,7 +328,6 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
 
 
 def _spots(rows: pd.DataFrame, lines: Sequence[RunGroup], x: str, y: str) -> Iterator[Series]:
-    """The choices of each line, and those of none."""
     own = [at for line in lines for at in line.rows.index]
     parts = [line._replace(rows=rows[rows.index.isin(line.rows.index)]) for line in lines]
     parts.append(RunGroup("others", rows[~rows.index.isin(own)], Style(GREY, "-")))
@@ -395,7 +394,6 @@ def sweep_charts(
 
 
 def _percentile_of(metric: str, columns: Sequence[str]) -> bool:
-    """Whether it is a percentile of a distribution that is there with others."""
     return quantity(metric) is not None and f"{metric.rpartition('.')[0]}.p50" in columns
 
 
