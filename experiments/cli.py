@@ -224,10 +224,9 @@ def command(
     result: Callable[..., Any] = lambda found, out: found,
 ) -> Callable[..., None]:
     """A function of the library as a command: its options are in its signature, its help is its
-    docstring. ``json``, ``quiet`` and ``verbose``: whether it has these options; ``aside``: whether --json
+    docstring. ``json``, ``quiet`` and ``verbose``: whether it has these; ``aside``: whether --json
     has the answer on stderr. With ``dry``, --dry-run calls this function in its place. ``out`` is
-    where it writes if --out is left out. ``result`` makes a Result of what the function returns.
-    """
+    where it writes if --out is left out. ``result`` makes a Result of what the function returns."""
     options = _options(function)
 
     def called(**given: Any) -> None:

@@ -103,7 +103,8 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     tall = any(chart.y.rows for chart in charts)
     columns = 1 if tall else 2 if len(charts) == 4 else min(_MOST_COLUMNS, len(charts))
     lines = -(-len(charts) // columns)
-    heights = [_height(chart) if tall else _PANEL for chart in charts][::columns][:lines]
+    rows = [max(len(c.y.rows), 2) * max(1, 0.6 * len(c.beside)) for c in charts[::columns]]
+    heights = [_ROW * count + 0.8 if tall else _PANEL for count in rows]
     width = 10.0 if tall else max(_WIDE, 5.2 * columns)
     names, notes = legend(charts)
     small = int(_LETTERS[1] * width)
@@ -135,10 +136,6 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     elif note:
         figure.supxlabel(note, fontsize=_SMALL - 1)
     return figure
-
-
-def _height(chart: Chart) -> float:
-    return _ROW * max(len(chart.y.rows), 2) * max(1, 0.6 * len(chart.beside)) + 0.8
 
 
 def draw_on(axes: Axes, chart: Chart) -> dict[str, Any]:

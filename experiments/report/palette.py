@@ -123,11 +123,6 @@ def to_rgb(colour: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def to_hex(parts: Sequence[float]) -> str:
-    """``#rrggbb`` of shares of red, green and blue."""
-    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
-
-
 def _luminance(colour: str) -> float:
     """Relative luminance, as WCAG 2 defines it: 0 to 1."""
     parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in to_rgb(colour)]
@@ -141,6 +136,7 @@ def _with_luminance(colour: str, wanted: float) -> str:
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        found = str(to_hex(hls_to_rgb(hue, middle, saturation)))
+        parts = hls_to_rgb(hue, middle, saturation)
+        found = "#" + "".join(f"{round(255 * part):02x}" for part in parts)
         low, high = (middle, high) if _luminance(found) < wanted else (low, middle)
     return found

@@ -93,7 +93,8 @@ def run_section(content: Mapping[str, Any]) -> Section:
     outside = [
         (name, ": ".join(filter(None, [deployments.get(name, {}).get("op_times"), text])))
         for name, one in summaries.items()
-        for text in _outside(one)
+        for op in one.get("outside_profile", ())
+        for text in [str(Outside(**op | {"profile": tuple(map(tuple, op["profile"]))}))]
     ]
     note = f"Predicted. The 90 % bands follow from the errors of the op times. {_DEFINED}"
     rows = filter(None, (number_row(path, list(summaries.values())) for path in SHOWN))
@@ -208,11 +209,6 @@ def _overloaded(name: str, one: Mapping[str, Any]) -> str:
         f"{one['steady']['kendall_s']} of 45 over ten blocks), and latencies with it. Those over "
         f"all its {one['finished']:,} requests are in {SUMMARY} (scenarios.{name})"
     )
-
-
-def _outside(one: Mapping[str, Any]) -> list[str]:
-    ops = one.get("outside_profile", ())
-    return [str(Outside(**(op | {"profile": tuple(map(tuple, op["profile"]))}))) for op in ops]
 
 
 # Two results beside each other -------------------------------------------------------------------
@@ -355,12 +351,6 @@ def sweep_section(swept: Sweep) -> Section:
     )
 
 
-def _phrase(metric: str, text: str) -> str:
-    """``980.0 output tokens/s``, ``0.40 s p99 time to first token``."""
-    first = metric == WEIGHED[0]
-    return f"{text} output tokens/s" if first else f"{text} s {known(metric).spoken}"
-
-
 def _ranges(loads: Sequence[Load], metric: str, options: Sequence[str]) -> list[str]:
     """The smallest and the largest mean of each option over the loads; ``-`` without any."""
     ends: list[float | None] = []
@@ -380,7 +370,8 @@ def _ranking(
     parts, seeds = dict[str, str](), min(load.seeds for load in wins or loads)
     alone = " to ".join(dict.fromkeys((loads[0].name, loads[-1].name))) or "all runs"
     for name, text in zip(best, _ranges(loads, metric, best), strict=True):
-        value = _phrase(metric, text)
+        unit = "output tokens/s" if metric == WEIGHED[0] else f"s {known(metric).spoken}"
+        value = f"{text} {unit}"
         parts |= {"next": f"{name}, {value}"} if parts and wins else {name or alone: value}
     for other in WEIGHED:
         texts = [f"{text} {known(other).metric.unit}" for text in _ranges(loads, other, best)]

@@ -368,7 +368,8 @@ def sweep_charts(
     leave out: latencies of overloaded runs, metrics that are equal under each load. ``over`` are
     axes. Raises UserError for an unknown metric or axis."""
     columns = [str(c) for c in swept.table if quantity(str(c)) is not None]
-    _known("--metric", [m for m in metrics if not _percentile_of(m, columns)], columns)
+    there = [m for m in metrics if quantity(m) and f"{m.rpartition('.')[0]}.p50" in columns]
+    _known("--metric", [m for m in metrics if m not in there], columns)
     more = {m: _percentile(swept, m) for m in metrics if m not in swept.table}
     swept = replace(swept, table=swept.table.assign(**more))
     empty = [m for m in metrics or SHOWN if shown(swept.table, m).isna().all()]
@@ -391,10 +392,6 @@ def sweep_charts(
     notes = (overload_note(swept.table, [*chosen, *CDF_COLUMNS]), flat_note)
     drawn = {name: some for name, some in charts.items() if some}
     return drawn, "; ".join(filter(None, notes))
-
-
-def _percentile_of(metric: str, columns: Sequence[str]) -> bool:
-    return quantity(metric) is not None and f"{metric.rpartition('.')[0]}.p50" in columns
 
 
 def _percentile(swept: Sweep, metric: str) -> list[float]:
