@@ -8,17 +8,20 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of
-from tests.answers.questions import LIMITS, Question, limited
+from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of, resolved
+from tests.answers.questions import Question, limited
 from tests.answers.questions import question as one_question
 
 LIMIT_S = 600.0
@@ -28,8 +31,12 @@ SMALL = 8
 ABOVE, BETTER, LITTLE = 0.10, 0.03, 0.1
 """What is added to the tolerance: for the load that must break, and for a better deployment. The
 part of a configuration's own load that is tried where nothing is said to carry any."""
-JUDGED = 2
-"""Deployments of an answer that are judged: the winner and the runner-up."""
+SHOWS: Mapping[str, Callable[[Scenario], Any]] = {
+    "pools": lambda scenario: scenario.get("disaggregation"),
+    "ranks": lambda scenario: scenario["cluster"].get("dp", 1) > 1,
+    "drafts": lambda scenario: scenario.get("speculation"),
+}
+"""By kind of a question, whether a deployment has what it is about."""
 
 
 Task = tuple[int, int, str, float]
@@ -116,7 +123,7 @@ def _judge(
         carrying = [one for one in carrying if one["capacity"] >= rate]
     if not carrying:
         found.setdefault("outcome", "none")
-        if question.command == "capacity" and question.layouts <= SMALL:
+        if question.command == "capacity" and 0 < question.layouts <= SMALL:
             config = yaml.safe_load(Path(found["arguments"][1]).read_text())
             found["brute"] = list(_brute_force(question, judge, config, LITTLE, None))
         return
@@ -124,20 +131,22 @@ def _judge(
     if question.command == "capacity":
         carrying = sorted(carrying, key=lambda one: -one["capacity"])
     found["at"], found["above"], found["fewer"] = [], [], []
-    for one in carrying[:JUDGED]:
+    shows = SHOWS.get(question.kind.partition(",")[0], bool)
+    first, *others = carrying
+    # The winner and the next; the best that has what the question is about, if it is none of both.
+    others.sort(key=lambda one: not shows(one["scenario"]) or bool(shows(first["scenario"])))
+    for one in (first, *others[:1]):
         name, scenario = one["name"], one["scenario"]
         stated = 1.0 if rate is None else rate / load_of(scenario)
         found["at"].append(asdict(judge.judge(name, scenario, stated)))
         if rate is None:
             factor = 1 + question.tolerance + ABOVE
             found["above"].append(asdict(judge.judge(name, scenario, factor)))
-    first = carrying[0]["scenario"]
-    replicas = first["cluster"]["replicas"]
-    if rate is not None and replicas > 1:
-        fewer = {**first, "cluster": {**first["cluster"], "replicas": replicas - 1}}
-        name = f"{carrying[0]['name']} less one"
-        found["fewer"].append(asdict(judge.judge(name, fewer, rate / load_of(first))))
-    if rate is None and question.layouts <= SMALL:
+    name, first = first["name"], first["scenario"]
+    for fewer in _one_fewer(first) if rate is not None else ():
+        factor = rate / load_of(first)
+        found["fewer"].append(asdict(judge.judge(f"{name} less one", fewer, factor)))
+    if rate is None and 0 < question.layouts <= SMALL:
         better = 1 + question.tolerance + BETTER
         found["brute"] = list(_brute_force(question, judge, first, better, first))
 
@@ -167,9 +176,9 @@ def _brute_force(
     """
     other_ones = _grid if question.command == "capacity" else _enumerated
     for name, scenario in other_ones(question, first):
-        if but is not None and _same(scenario, but):
-            continue
         try:
+            if but is not None and resolved(scenario) == resolved(but):
+                continue
             found = judge.judge(name, scenario, factor, short=True)
             suspect = found.keeps
             if suspect:
@@ -180,20 +189,15 @@ def _brute_force(
         yield {**asdict(found), "suspect": suspect}
 
 
-def _same(one: Scenario, other: Scenario) -> bool:
-    """Whether both have the same layout and the same limits."""
-
-    def facts(scenario: Scenario) -> list[Any]:
-        cluster, policy = scenario["cluster"], scenario["policy"]
-        named = [cluster.get(key, 1) for key in ("tp", "pp")]
-        named += [policy.get(key) for key in sorted(_LIMITS)]
-        reserving = policy["name"] in ("sarathi", "orca")
-        return [*named, scenario["batching"]["max_batch"] if reserving else None]
-
-    return facts(one) == facts(other)
-
-
-_LIMITS = {"name", "chunk_size", *itertools.chain(*LIMITS.values())}
+def _one_fewer(scenario: Scenario) -> Iterator[Scenario]:
+    """The scenario with one replica fewer; with one worker fewer of either pool."""
+    pooled = scenario.get("disaggregation") is not None
+    for path in [("disaggregation", pool) for pool in POOLS] if pooled else [()]:
+        fewer = json.loads(json.dumps(scenario))
+        cluster = reduce(getitem, path, fewer)["cluster"]
+        if cluster["replicas"] > 1:
+            cluster["replicas"] -= 1
+            yield fewer
 
 
 def _grid(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -203,8 +207,8 @@ def _grid(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, 
     for values in itertools.product(*grid.values()):
         scenario = json.loads(json.dumps({k: v for k, v in config.items() if k != "name"}))
         for key, chosen in zip(grid, values, strict=True):
-            section, name = key.split(".")
-            scenario[section][name] = chosen
+            *path, name = key.split(".")
+            reduce(lambda tree, part: tree.setdefault(part, {}), path, scenario)[name] = chosen
         scenario["workload"] = first["workload"]
         yield ", ".join(f"{k} {v}" for k, v in zip(grid, values, strict=True)), scenario
 
