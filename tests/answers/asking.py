@@ -143,7 +143,7 @@ def _judge(
             factor = 1 + question.tolerance + ABOVE
             found["above"].append(asdict(judge.judge(name, scenario, factor)))
     name, first = first["name"], first["scenario"]
-    for fewer in _one_fewer(first) if rate is not None else ():
+    for fewer in one_fewer(first) if rate is not None else ():
         factor = rate / load_of(first)
         found["fewer"].append(asdict(judge.judge(f"{name} less one", fewer, factor)))
     if rate is None and 0 < question.layouts <= SMALL:
@@ -189,7 +189,7 @@ def _brute_force(
         yield {**asdict(found), "suspect": suspect}
 
 
-def _one_fewer(scenario: Scenario) -> Iterator[Scenario]:
+def one_fewer(scenario: Scenario) -> Iterator[Scenario]:
     """The scenario with one replica fewer; with one worker fewer of either pool."""
     pooled = scenario.get("disaggregation") is not None
     for path in [("disaggregation", pool) for pool in POOLS] if pooled else [()]:
