@@ -253,7 +253,7 @@ def _lengths(draw: Draw, longest: int) -> tuple[int, int]:
 
 
 def _tolerance(draw: Draw, hard: bool) -> float:
-    """The commands' own default at least, of hard questions more."""
+    """At least the default of the commands, of long runs more."""
     low, high = (0.15, 0.5) if hard else (0.02, 0.5)
     return round(max(0.05, draw.between(low, high)), 3)
 
@@ -312,11 +312,11 @@ def _recommend(number: int, draw: Draw, hard: bool, special: str) -> Question:
     budgets = draw.some((512, 1024, 2048, 4096, 8192), 1, 1 if special else 2)
     sequences = draw.some((16, 32, 64, 128, 256), 1, 1 if special else 2)
     slo = _slo(draw, scale, max(budgets), hard, special)
-    tolerance = _tolerance(draw, hard)
+    tolerance = _tolerance(draw, hard or bool(special))
     trace, kind = None, "one device"
     options["slo"] = slo
     if draw.chance(0.35) and special != "ranks":
-        replicas = draw.between(8, 24) if hard else draw.between(0.4, 6)
+        replicas = draw.between(8, 24) if hard else draw.between(0.4, 2 if special else 6)
         most = 48 / tp
         rate = 0.6 * scale.rate(max(sequences)) * min(replicas, most)
         options["rate"], kind, gpus = float(f"{rate:.3g}"), "rate", 64
@@ -449,7 +449,7 @@ def _capacity(number: int, draw: Draw, hard: bool, special: str) -> Question:
     if special:
         space = {key: values for key, values in space.items() if key.startswith("policy")}
     slo = _slo(draw, scale, budget, hard, special)
-    tolerance = _tolerance(draw, hard)
+    tolerance = _tolerance(draw, hard or bool(special))
     config: dict[str, Any] = {"name": f"q{number:03d}", "seed": draw.whole(0, 10**6)}
     config |= {"model": model, "device": device}
     if stack:
