@@ -77,7 +77,7 @@ def judgement_of(question: Question, folder: Path, limit_s: float = LIMIT_S) -> 
     carries anything), ``timeout`` or ``failed``.
     """
     began = time.monotonic()
-    names = ("name", "command", "kind", "hard", "slo", "tolerance", "layouts")
+    names = ("name", "command", "kind", "hard", "slo", "tolerance")
     found: dict[str, Any] = {name: getattr(question, name) for name in names}
     found["arguments"] = question.arguments(folder)
     summary = _ask(found, folder, limit_s)
@@ -123,7 +123,7 @@ def _judge(
         carrying = [one for one in carrying if one["capacity"] >= rate]
     if not carrying:
         found.setdefault("outcome", "none")
-        if question.command == "capacity" and 0 < question.layouts <= SMALL:
+        if question.command == "capacity":
             config = yaml.safe_load(Path(found["arguments"][1]).read_text())
             found["brute"] = list(_brute_force(question, judge, config, LITTLE, None))
         return
@@ -146,7 +146,7 @@ def _judge(
     for fewer in one_fewer(first) if rate is not None else ():
         factor = rate / load_of(first)
         found["fewer"].append(asdict(judge.judge(f"{name} less one", fewer, factor)))
-    if rate is None and 0 < question.layouts <= SMALL:
+    if rate is None:
         better = 1 + question.tolerance + BETTER
         found["brute"] = list(_brute_force(question, judge, first, better, first))
 
@@ -170,12 +170,12 @@ class _Judge:
 def _brute_force(
     question: Question, judge: _Judge, first: Scenario, factor: float, but: Scenario | None
 ) -> Iterator[dict[str, Any]]:
-    """Every deployment of the space, ``but`` one, at so many times the load of the first.
+    """Every deployment of a small space, ``but`` one, at so many times the load of the first.
 
     One that keeps the SLO in a short run is judged once more, as an answer is.
     """
-    other_ones = _grid if question.command == "capacity" else _enumerated
-    for name, scenario in other_ones(question, first):
+    space = list((_grid if question.command == "capacity" else _enumerated)(question, first))
+    for name, scenario in space if len(space) <= SMALL else ():
         try:
             if but is not None and resolved(scenario) == resolved(but):
                 continue
@@ -214,9 +214,12 @@ def _grid(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, 
 
 
 def _enumerated(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The layouts of a recommendation on so many GPUs, under the first one's load."""
+    """The layouts of a recommendation on so many GPUs, under the first one's load; none where the
+    question has further ones."""
     gpus, options = question.options["gpus"], question.options
-    budgets, limits = (options[key].split(",") for key in ("budget", "seqs"))
+    if question.kind.partition(",")[0] in SHOWS:
+        return
+    budgets, limits = (options.get(key, "512,1024,2048").split(",") for key in ("budget", "seqs"))
     degrees = (1, 2, 4, 8)
     for stack in str(options.get("stack", "")).split(","):
         for tp, pp, *numbers in itertools.product(degrees, degrees, budgets, limits):
@@ -265,7 +268,7 @@ def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
         "kept above": held,
         "kept with one replica fewer (at most 0.10)": part(len(spared), len(fewer)),
         "kept with fewer": spared,
-        "spaces looked at by brute force": sum("brute" in one for one in found),
+        "spaces looked at by brute force": sum(bool(one.get("brute")) for one in found),
         "better deployments found (none)": len(better),
         "better": better,
         "not settled (at most 5)": len(unsettled),

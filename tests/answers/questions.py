@@ -7,7 +7,6 @@ most questions have an answer. Nothing here comes from the search that is judged
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,8 +123,7 @@ class Trace:
 class Question:
     """A question: a command line of ``recommend``, or a configuration of ``capacity``.
 
-    ``options`` are those of the command, by name. ``layouts`` is the size of the space that it
-    describes, counted by hand (0: it was not). ``kind`` begins with what is special, if anything.
+    ``options`` are those of the command, by name. ``kind`` begins with what is special in it.
     A ``{trace}`` in an option or a value stands for the CSV's path.
     """
 
@@ -138,7 +136,6 @@ class Question:
     options: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     trace: Trace | None = None
-    layouts: int = 0
 
     @property
     def name(self) -> str:
@@ -192,13 +189,8 @@ class Scale:
         return 1 / (self.prefill_s(self.prompt + self.output) + self.output * self.decode_s / batch)
 
 
-def questions(number: int, seed: int = SEED) -> list[Question]:
-    """The first ``number`` questions of a seed; each one has a random stream of its own."""
-    return [question(one, seed) for one in range(number)]
-
-
 def question(number: int, seed: int = SEED) -> Question:
-    """One question."""
+    """A question of a seed; each has a random stream of its own."""
     draw = Draw(np.random.default_rng([seed, number]))
     on_line, hard, special = draw.chance(COMMAND_LINE), draw.chance(HARD), ""
     if number % 4 == 3:
@@ -319,11 +311,10 @@ def _recommend(number: int, draw: Draw, hard: bool, special: str) -> Question:
         replicas = draw.between(8, 24) if hard else draw.between(0.4, 2 if special else 6)
         most = 48 / tp
         rate = 0.6 * scale.rate(max(sequences)) * min(replicas, most)
-        options["rate"], kind, gpus = float(f"{rate:.3g}"), "rate", 64
+        options["rate"], kind = float(f"{rate:.3g}"), "rate"
     else:
         gpus = draw.one((16, 24, 32, 48, 64)) if hard else tp * draw.one((1, 1, 2, 2, 4))
-        gpus = {"pools": 2 * gpus, "ranks": 8}.get(special, gpus)
-        options["gpus"] = gpus
+        options["gpus"] = {"pools": 2 * gpus, "ranks": 8}.get(special, gpus)
     if draw.chance(0.25):
         trace = _trace(draw, prompt, output, 4096)
         # One in six has a limit that some of its requests exceed.
@@ -338,8 +329,7 @@ def _recommend(number: int, draw: Draw, hard: bool, special: str) -> Question:
     if gpu.stacks:
         stacks = draw.some(gpu.stacks, 2, 2) if draw.chance(0.1) else [draw.one(gpu.stacks)]
         options["stack"] = ",".join(stacks)
-    full = full and "gpus" in options and not special
-    if not full:
+    if not full or special or "rate" in options:
         options["budget"] = ",".join(map(str, budgets))
         options["seqs"] = ",".join(map(str, sequences))
     options["tolerance"] = tolerance
@@ -348,15 +338,7 @@ def _recommend(number: int, draw: Draw, hard: bool, special: str) -> Question:
     elif special == "drafts":
         options |= {"speculation": ":".join(_drafter(draw, number)), "drafts": "0,2"}
     kind = ", ".join(filter(None, (special, kind)))
-    per_layout = 20 if full else len(budgets) * len(sequences)
-    several = len(str(options.get("stack", "")).split(","))
-    # TP inside a node, up to eight stages, each a power of two.
-    tps = [tp for tp in (1, 2, 4, 8) if tp <= min(gpus, gpu.node)]
-    degrees = sum(1 for tp in tps for pp in (1, 2, 4, 8) if tp * pp <= gpus)
-    layouts = 0 if special else degrees * per_layout * several
-    return Question(
-        number, "recommend", slo, tolerance, hard, kind, options, {}, trace, layouts=layouts
-    )
+    return Question(number, "recommend", slo, tolerance, hard, kind, options, {}, trace)
 
 
 def _drafter(draw: Draw, number: int) -> tuple[str, str]:
@@ -473,10 +455,8 @@ def _capacity(number: int, draw: Draw, hard: bool, special: str) -> Question:
     config["capacity"] = {"slo": slo, "load": load, "tolerance": tolerance}
     if space:
         config["capacity"]["space"] = {"grid": space}
-    layouts, kind = math.prod(map(len, space.values())), ", ".join(filter(None, (special, kind)))
-    return Question(
-        number, "capacity", slo, tolerance, hard, kind, {}, config, trace, layouts=layouts
-    )
+    kind = ", ".join(filter(None, (special, kind)))
+    return Question(number, "capacity", slo, tolerance, hard, kind, {}, config, trace)
 
 
 def _length_section(draw: Draw, prompt: int, output: int) -> dict[str, Any]:
