@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -62,4 +63,5 @@ def swept(
 ) -> Report:
     store = Store(folder)
     store.open(resume)
-    return execute(plan, store, backend, say=say)
+    with closing(backend):
+        return execute(plan, store, backend, say=say)

@@ -15,14 +15,16 @@ import sarathi_sim as sim
 from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity.answer import (
     Answer,
-    _after_prefill,
     as_json,
+    binding,
     capacities,
     read_question,
     slower_factors,
 )
 from sarathi_sim.experiments.capacity.options import Option, plan_of
+from sarathi_sim.experiments.capacity.search import Capacity, Probe, Probed
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
+from sarathi_sim.experiments.capacity.slo import Verdict
 from sarathi_sim.experiments.config.deployment import PoolsDeployment
 from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment, stored
@@ -388,7 +390,9 @@ def test_the_way_through_the_pools_after_the_warm_up() -> None:
     after, table = analysis.after_warmup(), analysis.requests.sort_values("arrival_s")[12:]
     summary = found.summary(analysis) | {"after_warmup": after}
     p99 = {name: np.percentile(table[name], 99) for name in ("ttft_s", *PARTS)}
-    shares = _after_prefill(summary)
+    verdict = Verdict({}, {"p99 ttft 1s": 1.1}, False)
+    probed = Probed(Probe(1, 0, 1), "", summary, verdict)
+    shares = binding(Answer(Option("", {}, found), Capacity(pilot=probed)))
     assert shares["slot_share_of_ttft"] == pytest.approx(p99["slot_s"] / p99["ttft_s"])
     assert shares["transfer_share_of_ttft"] == pytest.approx(p99["transfer_s"] / p99["ttft_s"])
     of_service = p99["slot_s"] / (p99["prefill_s"] + p99["slot_s"] + p99["transfer_s"])
