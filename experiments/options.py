@@ -1,6 +1,6 @@
 """The options that several commands have, each with its words, and how their text is read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -9,7 +9,7 @@ import typer
 from annotated_types import Ge, Le
 
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
-from .config.base import Assignments, Config
+from .config.base import Assignments, Config, Several
 
 if TYPE_CHECKING:
     from .config.loading import Experiment
@@ -18,56 +18,43 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Folder = str | Path
 
-# What follows an option in its Annotated is the type that the command line reads.
-ConfigArgument = Annotated[
-    Config,
-    typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one."),
-    str,
-]
-ConfigOrExperiment = Annotated[
-    "Config | Experiment",
-    typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one."),
-    str,
-]
-SetOption = Annotated[
-    Assignments,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
-    list[str],
-]
+# A parameter is an option if its Annotated has a help: before it may stand --NAME and the metavar,
+# anywhere Ge and Le; a type in it is what the command line reads.
+FolderText = Annotated[Folder, Path]
+FolderTexts = Annotated[Sequence[Folder], list[Path]]
+OutText = Annotated[Folder | None, Path | None]
+SetText = Annotated[Assignments, list[str]]
+Texts = Annotated[Sequence[str], list[str]]
+Words = Annotated[Several, str]
+_CONFIG = typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
+ConfigArgument = Annotated[Config, _CONFIG, str]
+ConfigOrExperiment = Annotated["Config | Experiment", _CONFIG, str]
+SetOption = Annotated[SetText, "--set", "KEY.PATH=VALUE", "Change a value; may be repeated."]
 LENGTHS = (
     "Mean PROMPT:OUTPUT tokens, all alike (1024:256) or spread (1024:256~0.5); tokens in all "
     "with their P:D (1K@14, 1K@5..50, 1K@?); a trace; or a configuration."
 )
-WorkloadOption = Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS)]
-OutOption = Annotated[
-    Folder | None, typer.Option(help="Folder of the result.  [default: runs/NAME]"), Path | None
-]
-AlsoOption = Annotated[
-    Folder | None, typer.Option(help="Also write it to this folder, with figures."), Path | None
-]
+WorkloadOption = Annotated[str | None, "LENGTHS", LENGTHS]
+OutOption = Annotated[OutText, "Folder of the result.  [default: runs/NAME]"]
+AlsoOption = Annotated[OutText, "Also write it to this folder, with figures."]
 WorkersOption = Annotated[
     int | str | None,
-    typer.Option(
-        metavar="N",
-        help="Processes, or the address of a Dask scheduler (tcp://HOST:PORT).  "
-        "[default: all processors]",
-    ),
+    "N",
+    "Processes, or the address of a Dask scheduler (tcp://HOST:PORT).  [default: all processors]",
     str | None,
 ]
-ModelOption = Annotated[str, typer.Option(help="A shipped model, its Hub name, or a config.json.")]
+ModelOption = Annotated[str, "A shipped model, its Hub name, or a config.json."]
 
 
 def further(kind: type[T], assignments: Assignments) -> T:
-    """The options of ``kind`` that ``--set NAME=VALUE`` gives. Raises UserError for a name or a
-    value that is none."""
+    """The options of ``kind`` that ``--set NAME=VALUE`` gives. Raises UserError."""
     from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
 
     if not isinstance(assignments, Mapping):
-        parts = [(text, *text.partition("=")) for text in assignments]
-        for text, _, equals, _ in parts:
-            if not equals:
-                raise UserError(f"--set {text}: expected NAME=VALUE")
-        assignments = {name: parse_yaml(value, f"--set {text}") for text, name, _, value in parts}
+        if wrong := [text for text in assignments if "=" not in text]:
+            raise UserError(f"--set {wrong[0]}: expected NAME=VALUE")
+        pairs = ((text, text.partition("=")) for text in assignments)
+        assignments = {name: parse_yaml(value, f"--set {text}") for text, (name, _, value) in pairs}
     return parse(kind, assignments, "--set")
 
 
@@ -105,26 +92,20 @@ def written(out: Folder | None, folder: Path | None = None) -> list[Path]:
     return [] if out is None else [folder or Path(out)]
 
 
-def _processes(workers: int | str | None) -> int | None:
-    """The number of worker processes, if it is given. Raises UserError."""
-    if workers is None:
-        return None
-    said = str(workers)[:99]
-    if not (said.isdecimal() and len(said) < 5 and 1 <= int(said) <= 4096):
-        raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
-    return int(said)
-
-
 @contextmanager
 def backend_of(workers: int | str | None) -> "Iterator[Backend]":
-    """So many processes, or the workers of a Dask cluster; it closes at the end."""
-    from .sweeps.backends import DaskWorkers, local_backend
+    """Processes, or the workers of a Dask cluster, closed at the end. Raises UserError."""
+    from .sweeps.backends import DaskWorkers, InProcess, LocalProcesses, processors
 
     backend: Backend
-    if "://" in (said := str(workers)):
-        backend = DaskWorkers(said)
+    said = str(workers)[:99]
+    if "://" in said:
+        backend = DaskWorkers(str(workers))
+    elif workers is None or (said.isdecimal() and len(said) < 5 and 1 <= int(said) <= 4096):
+        wanted = processors() if workers is None else int(said)
+        backend = LocalProcesses(wanted) if wanted > 1 else InProcess()
     else:
-        backend = local_backend(_processes(workers))
+        raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
     try:
         yield backend
     finally:
