@@ -232,14 +232,12 @@ def test_a_process_that_takes_too_long_or_fails(tmp_path: Path) -> None:
     assert failed[0] == fl.FAILED and failed[1].startswith("error: ") and "none" in failed[1]
 
 
-def test_a_node_without_drawing_libraries_and_torch_can_import_it() -> None:
+def test_a_gpu_node_has_what_it_needs() -> None:
+    """It has torch, and NumPy, but nothing that draws; what each carried package needs is carried,
+    too. Importing the module needs not even torch."""
     without = "('torch', 'bokeh', 'matplotlib', 'distributed', 'playwright')"
     code = f"import sys; sys.modules |= dict.fromkeys({without}); import {fl.MODULE}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def test_the_wheels_for_a_gpu_node_bring_what_they_need() -> None:
-    """The node has torch, and NumPy; each carried package's own needs are carried, too."""
     (needs,) = re.findall(r"GPU_NEEDS := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text())
     carried = set(needs.replace("\\", "").split())
     assert {"pydantic", "simpy", "xformers"} <= carried

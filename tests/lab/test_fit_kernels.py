@@ -73,9 +73,8 @@ def test_a_gemm_left_out_is_neither_fitted_nor_cleaned_with() -> None:
         assert least <= found.worst_pct <= most
     few = straight[((straight["n"] == 1024) & (straight["k"] < 2048)) | (straight["k"] == 1024)]
     cube = gemm_cube(few)
-    off = [
-        part for part, _ in holdout.gemm_kinds(few, cube, cube, np.array([0]), few=True)["shapes"]
-    ]
+    kinds = holdout.gemm_kinds(few, cube, cube, np.array([0]), few=True)
+    off = [part for part, _ in kinds["shapes"]]
     shapes = few[["n", "k"]].drop_duplicates().to_numpy().tolist()
     assert len(off) == len(shapes) and np.abs(off[shapes.index([2048, 1024])]).max() < 1e-9
 
@@ -244,11 +243,7 @@ def test_a_stack_without_other_tables_still_has_its_experts(tmp_path: Path) -> N
 
 
 def test_what_has_no_published_kernels() -> None:
-    assert (
-        len(kernels.check_fitted(None, "vllm"))
-        == 1 + len(kernels.check_fitted(None, "sglang"))
-        == 9
-    )
+    assert [len(kernels.check_fitted(None, stack)) for stack in ("vllm", "sglang")] == [9, 8]
     for device, stack, said in (("h100", "vllm", "device 'h100'"), (None, "vlm", "stack 'vlm'")):
         with pytest.raises(SpecError, match=rf"{said} has no published kernels \(did you mean"):
             kernels.check_fitted(device, stack)
@@ -338,9 +333,8 @@ def test_the_newest_version_that_has_the_number_format_counts(tmp_path: Path) ->
 def test_a_decode_holds_its_cached_tokens_and_the_new_one(tmp_path: Path) -> None:
     windowed = {**DECODE, "window_size": 128, "latency": 0.5}
     path = "attention/vllm/0.24.0/generation_attention_perf.parquet"
-    put_table(
-        tmp_path, path, DECODE, windowed, {**DECODE, "kv_cache_dtype": "fp8", "latency": 0.02}
-    )
+    fp8 = {**DECODE, "kv_cache_dtype": "fp8", "latency": 0.02}
+    put_table(tmp_path, path, DECODE, windowed, fp8)
     for kv_dtype, time_us in (("bf16", 10.0), ("fp8", 20.0)):
         found = tables.decode((tmp_path, "h100-80g-sxm", "vllm"), kv_dtype)  # type: ignore[arg-type]
         assert found is not None
@@ -356,27 +350,20 @@ def test_with_an_fp8_cache_the_kernel_that_computes_in_fp8_counts(tmp_path: Path
     put_table(tmp_path, "attention/sglang/0.5/context_attention_perf.parquet", *rows)
     found = tables.prefill((tmp_path, "h100-80g-sxm", "sglang"), "fp8")
     assert found is not None
-    assert found[0][["batch", "chunk", "time_us"]].to_numpy().tolist() == [
-        [1, 512, 20.0],
-        [8, 512, 50.0],
-    ]
+    times = found[0][["batch", "chunk", "time_us"]].to_numpy().tolist()
+    assert times == [[1, 512, 20.0], [8, 512, 50.0]]
 
 
 def test_messages_are_bytes_and_kernels_apart(tmp_path: Path) -> None:
     row = {"num_gpus": 2, "message_size": 128, "latency": 0.004}
-    custom = [
-        {**row, "kernel_source": "vLLM_custom_graph"},
-        {**row, "kernel_source": "vLLM_custom_eager", "latency": 0.02},
-    ]
-    put_table(tmp_path, "comm/vllm/0.24.0/custom_allreduce_perf.parquet", *custom)
+    custom = {**row, "kernel_source": "vLLM_custom_graph"}
+    eager = {**custom, "kernel_source": "vLLM_custom_eager", "latency": 0.02}
+    put_table(tmp_path, "comm/vllm/0.24.0/custom_allreduce_perf.parquet", custom, eager)
     nccl = {**row, "nccl_dtype": "half", "op_name": "all_reduce", "latency": 0.006}
     put_table(tmp_path, "comm/nccl/2.29/nccl_perf.parquet", nccl, {**nccl, "op_name": "alltoall"})
     found = tables.all_reduces((tmp_path, "h100-80g-sxm", "vllm"))
-    times = {kernel: rows.to_dict("records") for kernel, (rows, _) in found.items()}
-    assert times == {
-        kernel: [{"num_bytes": 256, "gpus": 2, "time_us": time_us}]
-        for kernel, time_us in (("graph", 4.0), ("eager", 20.0), ("nccl", 6.0))
-    }
+    times = {kernel: rows.to_numpy().tolist() for kernel, (rows, _) in found.items()}
+    assert times == {"graph": [[256, 2, 4.0]], "eager": [[256, 2, 20.0]], "nccl": [[256, 2, 6.0]]}
 
 
 @pytest.mark.parametrize(
@@ -394,9 +381,8 @@ def test_impossible_cells(tmp_path: Path, change: dict[str, object], message: st
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
-    file = put_table(
-        tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {"gemm_dtype": "bfloat16", "m": 1}
-    )
+    row = {"gemm_dtype": "bfloat16", "m": 1}
+    file = put_table(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", row)
     with pytest.raises(BundleError, match=r"column 'n' is missing; has \['gemm_dtype', 'm'\]"):
         list(tables.gemms((tmp_path, "h100-80g-sxm", "vllm"), "bf16"))
     file.write_bytes(b"no parquet")

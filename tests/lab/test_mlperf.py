@@ -222,9 +222,8 @@ def test_all_runs_have_the_logs_schedules_and_most_a_scenario(runs: list[MlperfR
     settings have no scenario."""
     why = Counter[str]()
     for run in runs:
-        total = (
-            mlperf.gaps_ns(run.schedule_rng_seed, run.target_rate_per_s, run.n_queries).sum() / 1e9
-        )
+        gaps = mlperf.gaps_ns(run.schedule_rng_seed, run.target_rate_per_s, run.n_queries)
+        total = gaps.sum() / 1e9
         assert total == pytest.approx(run.schedule_duration_s, abs=0.0501), run.id
         try:
             check_scenario(scenario_of(run, Path("trace.csv")), Source("mlperf", run.id, {}, ()))
@@ -272,13 +271,11 @@ def test_what_a_capacity_is_held_to() -> None:
     assert above["H200-SXM x 4, llama2-70b"] == pytest.approx(math.log(130 / 119))
     latencies = {key: getattr(free, key) for key in LATENCIES}
     best = {id: predicted(one.capacity, **latencies) for id, one in best.items()}
-    said = mlperf.ScoredMlperf(
-        [at_limit, free], best, {"x": "why"}, MlperfHost("", {}, {}, {})
-    ).content()
+    host = MlperfHost("", {}, {}, {})
+    said = mlperf.ScoredMlperf([at_limit, free], best, {"x": "why"}, host).content()
     assert said["mlperf"]["rows"] == 3 and said["mlperf"]["answered"] == 2
-    assert said["mlperf"]["stopped_at_a_limit"] == {
-        "rows": 1, "within": 0, "same_limit": 1, "in_90": 1,
-    }  # fmt: skip
+    stopped = {"rows": 1, "within": 0, "same_limit": 1, "in_90": 1}
+    assert said["mlperf"]["stopped_at_a_limit"] == stopped
     assert said["mlperf"]["proven"] == {"rows": 1, "within": 1}
     assert said["mlperf"]["latencies"]["all but 8B"]["ttft_ms_mean"]["mape"] == 0
 
@@ -364,10 +361,8 @@ def test_the_command_writes_every_run_and_reason(tmp_path: Path) -> None:
     assert content["question"].startswith("What rate do MLPerf's")
     assert content["mlperf"]["rows"] == 2
     header, *lines = (out / "predictions.csv").read_text().splitlines()
-    names = [CAPACITY, *LATENCIES]
-    assert header.split(",") == [
-        "id", *(f"{n}{end}" for n in names for end in ("", "_low", "_high")), "reason"
-    ]  # fmt: skip
+    columns = [f"{n}{end}" for n in (CAPACITY, *LATENCIES) for end in ("", "_low", "_high")]
+    assert header.split(",") == ["id", *columns, "reason"]
     assert lines[0].startswith("a,") and lines[1].startswith("none,,")
     assert lines[1].endswith("the submitter published no settings")
     assert (out / "figures" / "capacity.png").is_file()
@@ -384,9 +379,8 @@ def test_lengths_go_with_tables_of_mlperf_alone(tmp_path: Path) -> None:
 
 def test_the_shipped_constant_is_the_median_of_the_cells() -> None:
     executor = host_times().executors["tensorrt"]
-    assert executor["host_iteration_s"] == pytest.approx(
-        mlperf.mlperf_host().without()[0], abs=5e-5
-    )
+    host_s = mlperf.mlperf_host().without()[0]
+    assert executor["host_iteration_s"] == pytest.approx(host_s, abs=5e-5)
     assert set(executor) == {"host_iteration_s", "host_sequence_s", "frontend_s"}
 
 

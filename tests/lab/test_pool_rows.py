@@ -24,18 +24,14 @@ TRTLLM = "1.0,4.0,4.0,True,3,8.0,8.0,False"
 SGLANG = "2,8,1,True,1,32,32,True"
 LAYOUTS = {"trtllm": TRTLLM, "sglang": SGLANG}
 LIMITS = {
-    "prefill:max_batch_size": "2.0",
-    "prefill:max_num_tokens": "16384.0",
-    "decode:max_batch_size": "8.0",
-    "decode:max_num_tokens": "8.0",
+    "prefill:max_batch_size": "2.0", "prefill:max_num_tokens": "16384.0",
+    "decode:max_batch_size": "8.0", "decode:max_num_tokens": "8.0",
     "decode:kv_cache_config.free_gpu_memory_fraction": "0.7",
-}
+}  # fmt: skip
 PREFILL = {
-    "prefill:chunked-prefill-size": "65536.0",
-    "decode:max-running-requests": "1024.0",
-    "decode:moe-a2a-backend": "deepep",
-    "decode:ep-num-redundant-experts": "32.0",
-}
+    "prefill:chunked-prefill-size": "65536.0", "decode:max-running-requests": "1024.0",
+    "decode:moe-a2a-backend": "deepep", "decode:ep-num-redundant-experts": "32.0",
+}  # fmt: skip
 DRAFTS = {"decode:speculative_config.num_nextn_predict_layers": "3", "decode:max_batch_size": "8"}
 
 
@@ -121,11 +117,8 @@ def test_sglang_divides_its_limits_by_its_ranks() -> None:
 
 
 def test_what_recipes_for_sglang_say_by_gpu() -> None:
-    for system, dtype, router in (
-        ("gb200", "fp8", "round_robin"),
-        ("b200_sxm", "fp8", "random"),
-        ("h200_sxm", "bf16", "random"),
-    ):
+    said = {"gb200": ("fp8", "round_robin"), "b200_sxm": ("fp8", "random")}
+    for system, (dtype, router) in (said | {"h200_sxm": ("bf16", "random")}).items():
         found = scenario_of(row_of("sglang", system=system), NONE)
         assert found["kv_cache_dtype"] == dtype
         routers = [found["disaggregation"][pool]["cluster"]["rank_router"] for pool in POOLS]

@@ -123,10 +123,9 @@ def test_groups() -> None:
     assert found["all"] == "abd" and found["flagged"] == "c"
     assert found["engine vllm"] == "ad" and found["engine sglang"] == "b"
     assert found["class dense"] == "ad" and found["class mixture of experts"] == "b"
-    assert [name for name in found if name.startswith(("precision", "concurrency"))] == [
-        *(f"precision {word}" for word in (digits, "8", "bf16")),
-        *(f"concurrency <= {most}" for most in (16, 32, 512)),
-    ]
+    numbers = [f"precision {word}" for word in (digits, "8", "bf16")]
+    numbers += [f"concurrency <= {most}" for most in (16, 32, 512)]
+    assert [n for n in found if n.startswith(("precision", "concurrency"))] == numbers
 
 
 def test_a_score_by_hand() -> None:
@@ -194,9 +193,8 @@ def test_what_is_not_modelled_has_a_reason(change: dict[str, object], reason: st
 def test_a_closed_loop_is_what_a_row_describes() -> None:
     row = measured("a", model="Qwen/Qwen3-32B", isl=1024, osl=128, concurrency=8, tp=4,
                    length_range_ratio=0.8)  # fmt: skip
-    run, shares = plan_row(
-        row, scenario_of(row, HostConstants(0.001, 2e-5, 0.004)), SharedRequests()
-    )
+    described = scenario_of(row, HostConstants(0.001, 2e-5, 0.004))
+    run, shares = plan_row(row, described, SharedRequests())
     assert run.key != plan_row(row, scenario_of(row, NONE), SharedRequests())[0].key
     assert sum(shares.shares["tpot"].values()) == pytest.approx(1)
     engine, workload = run.scenario.engine, run.scenario.workload
@@ -233,9 +231,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = sections_of([tmp_path / "out"])[0]
     assert shown.answer == found["answer"] and shown.charts
     simulated = Mock(side_effect=AssertionError("its runs are there"))
-    monkeypatch.setattr(
-        "sarathi_sim.experiments.sweeps.jobs.simulate_job", simulated, raising=False
-    )
+    job = "sarathi_sim.experiments.sweeps.jobs.simulate_job"
+    monkeypatch.setattr(job, simulated, raising=False)
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
 

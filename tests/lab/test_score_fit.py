@@ -98,12 +98,8 @@ def test_how_far_clients_are_apart_is_what_others_of_their_campaign_say() -> Non
         name + APART: {id: ServerTimes(t.ttft_ms / 5, t.tpot_ms * 1.5) for id, t in of.items()}
         for name, of in near.items()
     }
-    rows = [
-        row
-        if row.isl == 1024
-        else measured_as(row, ServerTimes(row.ttft_ms / 5, row.tpot_ms * 1.5))
-        for row in rows
-    ]
+    drifted = [measured_as(r, ServerTimes(r.ttft_ms / 5, r.tpot_ms * 1.5)) for r in rows]
+    rows = [drifted[n] if row.isl == 1000 else row for n, row in enumerate(rows)]
     found = slopes(rows, near | far, {row.id: runs.draws(SHARES) for row in rows}, known)
     apart, together = "someone's, multiples of 1,000", "someone's, powers of two"
     every = np.arange(len(rows))
@@ -176,9 +172,8 @@ def test_a_stacks_error_covers_what_ops_do_not() -> None:
     known = [np.zeros(runs.DRAWS)] * 200
     off = 0.1 * np.random.default_rng(1).standard_normal(200)
     assert runs.stack_sigma(off, known) == pytest.approx(0.1, rel=0.15)
-    assert (
-        runs.stack_sigma(off, [runs.draws(shares_of({"gemm": 1.0}, gemm=0.3))["ttft"]] * 200) == 0.0
-    )
+    wide = [runs.draws(shares_of({"gemm": 1.0}, gemm=0.3))["ttft"]] * 200
+    assert runs.stack_sigma(off, wide) == 0.0
     assert runs.stack_sigma(np.array([]), []) > 0.1  # nothing is known
 
 
@@ -210,11 +205,9 @@ def test_a_full_cache_is_drawn_with_its_ops_and_its_host() -> None:
     up, down = (runs.draw(described, outcome, n) for n in (0, runs.REDRAWS // 2))
     assert up is not None and down is not None
     assert up["workload"] == down["workload"] == described["workload"]
-    for section, key, base in (
-        ("engine", "host_iteration_s", TRUE.host_iteration_s),
-        ("engine", "host_sequence_s", TRUE.host_sequence_s),
-        ("kv_cache", "num_blocks", 1e6),
-    ):
+    host = {f"host_{of}_s": getattr(TRUE, f"host_{of}_s") for of in ("iteration", "sequence")}
+    bases = [("engine", *one) for one in host.items()]
+    for section, key, base in (*bases, ("kv_cache", "num_blocks", 1e6)):
         assert up[section][key] != down[section][key]
         assert up[section][key] * down[section][key] == pytest.approx(base**2, rel=1e-5)
     factors = up["engine"]["op_scale"]["gemm"], down["engine"]["op_scale"]["gemm"]
@@ -231,11 +224,8 @@ def test_rows_with_a_full_cache_are_drawn(monkeypatch: pytest.MonkeyPatch, tmp_p
     def simulate(full: list[Measured], variants: dict[str, Any], at: runs.Bench) -> Any:
         assert full == rows[1:] and len(variants) == runs.REDRAWS
         times = [{"ttft_ms": 10.0 * 2**n, "tpot_ms": 5.0} for n in range(runs.REDRAWS)]
-        found = {
-            n: {rows[1].id: runs.RowOutcome(t, SHARES)}
-            for n, t in zip(variants, times, strict=True)
-        }
-        return found, {}
+        outcomes = [{rows[1].id: runs.RowOutcome(one, SHARES)} for one in times]
+        return dict(zip(variants, outcomes, strict=True)), {}
 
     monkeypatch.setattr("sarathi_sim.experiments.lab.servers.runs.simulate_rows", simulate)
     at = runs.Bench(Store(tmp_path), InProcess(), silent, silent)
@@ -356,9 +346,8 @@ def test_launches_are_linear_between_those_simulated() -> None:
     tried = grid(limits.measured)
     simulated = {name: {one.id: times(one, host) for one in rows} for name, host in tried.items()}
     rows = [measured_as(one, times(one, OF_MIXTURES)) for one in rows]
-    found = slopes(
-        rows, simulated, {one.id: runs.draws(SHARES) for one in rows}, limits, mixtures=True
-    )
+    drawn = {one.id: runs.draws(SHARES) for one in rows}
+    found = slopes(rows, simulated, drawn, limits, mixtures=True)
     every = found.every
     for name, launch_s in LAUNCHES.items():
         at = found.predicted(every, replace(limits.measured, launch_s=launch_s))

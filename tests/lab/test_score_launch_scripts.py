@@ -229,7 +229,7 @@ def test_the_file_names_what_rows_and_policies_have() -> None:
 
 
 def test_clients_apart_have_lengths_of_the_same_mean() -> None:
-    """95 to 100 % of 1,050: 1,024 in the mean. Not where the tool is recorded."""
+    """95 to 100 % of 1,050: 1,024 on average. Not where the tool is recorded."""
     gap = row("qwen", "sglang", **GAP, tp=2, length_range_ratio=1.0)
     lengths = scenario_of(gap, NONE, apart=True)["workload"]["lengths"]
     assert (lengths["prompt"], lengths["decode"], lengths["range_ratio"]) == (1050, 1050, 0.95)

@@ -171,19 +171,17 @@ def test_a_profile_of_single_ops_predicts_too(tmp_path: Path, experiment: Experi
     found = se.isolated_bundle(tmp_path, spec, known)
     measured = replace(measured, isolated=found)
     outcomes = outcomes_of(measured)
-    (entry,) = [va.report(experiment, [measured], outcomes)["cells"]["sarathi"]]
-    assert entry["isolated"]["makespan_error"]["median"] == pytest.approx(
-        entry["grid"]["makespan_error"]["median"], abs=1e-3
-    )
+    entry = va.report(experiment, [measured], outcomes)["cells"]["sarathi"]
+    alone, grid = (entry[name]["makespan_error"]["median"] for name in ("isolated", "grid"))
+    assert alone == pytest.approx(grid, abs=1e-3)
     assert "isolated_s" in va.iterations(outcomes)
 
 
 def test_on_a_gpu_no_layer_is_faster_than_its_launch(experiment: Experiment) -> None:
     """Of a second, while the kernels take next to nothing: all layers wait for the host."""
     measured = session(experiment, repeats=1)
-    bundle = se.in_situ_bundle(
-        measured.spec, 2 * measured.works, measured.repeats[0].grids, SEND_S, "my-gpu"
-    )
+    played = (measured.spec, 2 * measured.works, measured.repeats[0].grids)
+    bundle = se.in_situ_bundle(*played, SEND_S, "my-gpu")
     launch = pd.DataFrame({"what": ["layer_launch", "layer_run"], "time_us": [1e6, 5.0]})
     measured = replace(measured, isolated=replace(bundle, overhead=launch))
     cell = cell_of(experiment, "sarathi")
@@ -199,9 +197,8 @@ def test_calibration_finds_what_serving_adds(experiment: Experiment) -> None:
     outcome = measured.evaluate(measured.repeats[0], cell_of(experiment))
     assert np.median(va.iteration_errors(outcome, "grid")) > 0.2
     assert va.iteration_errors(outcome, "calibrated").max() < 0.01
-    assert outcome.whole["calibrated"]["makespan"] == pytest.approx(
-        outcome.measured["makespan"], rel=5e-3
-    )
+    makespan = outcome.whole["calibrated"]["makespan"]
+    assert makespan == pytest.approx(outcome.measured["makespan"], rel=5e-3)
 
 
 def test_the_noise_floor_is_the_median_over_pairs_of_repeats() -> None:
@@ -465,10 +462,8 @@ def of_recorded(name: str) -> dict[str, float]:
     ops = np.zeros((*times["cpu"].shape, len(TIMED_OPS) + 2))
     decisions = [Decision(**one) for one in entry["decisions"]]
     run = EngineRun(Served(decisions=decisions), StageLog(**times, ops=ops))
-    requests = [Request(*one) for one in entry["requests"]]
-    return se.lost(
-        "cpu", run, requests, lambda: MicroBatches(build(**entry["policy"]), **entry["settings"])
-    )
+    requests, policy = [Request(*one) for one in entry["requests"]], build(**entry["policy"])
+    return se.lost("cpu", run, requests, lambda: MicroBatches(policy, **entry["settings"]))
 
 
 @pytest.mark.parametrize(
@@ -526,9 +521,8 @@ def test_validate_writes_its_report(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads((out / "validation.json").read_text())
     assert result["format"] == "sarathi-sim validation 1"
-    assert {name: cell["parity"] for name, cell in result["cells"].items()} == {
-        "orca": 1.0, "sarathi": 1.0, "online": 1.0,
-    }  # fmt: skip
+    same = {name: cell["parity"] for name, cell in result["cells"].items()}
+    assert same == dict.fromkeys(("orca", "sarathi", "online"), 1.0)
     orca = result["cells"]["orca"]
     assert len(orca["calibrated"]["repeats"]) == result["repeats"]["pp2_tp1"]["run"] == 2
     assert orca["noise_floor"] > 0

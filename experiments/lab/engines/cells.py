@@ -76,10 +76,7 @@ class Cell:
             update["workload"] = scenario.workload.model_copy(update={"requests": count})
         made = build_requests(scenario.model_copy(update=update), self.max_length, self.source)
         # Arrivals in whole quanta, so that engine and simulator compare the very same numbers.
-        return [
-            replace(request, arrival_s=float(quantize(request.arrival_s)), prefix=())
-            for request in made
-        ]
+        return [replace(r, arrival_s=float(quantize(r.arrival_s)), prefix=()) for r in made]
 
 
 _SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {

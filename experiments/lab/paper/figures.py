@@ -50,8 +50,6 @@ NOTE = (
     "Solid or plain: predicted; dashed or hatched: paper-calibrated; black: what the paper states."
 )
 
-# Of what charts are made --------------------------------------------------------------------------
-
 
 def paper(value: Any) -> float:
     """A number, or what the paper states in the claim of this id."""
@@ -168,8 +166,6 @@ def _values(
 RULES = {"reserve": "reserve: C - (B - 1)", "fill": "fill: C - decodes"}
 """The paper's way to fill two tiles (section 4.4), and this project's default."""
 
-# Runs, as schedules and distributions -------------------------------------------------------------
-
 
 def bubble_schedule(labs: Labs) -> list[Chart]:
     """Four requests on two stages: Orca, where micro-batches differ, and Sarathi."""
@@ -269,9 +265,6 @@ def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> list
         along = Axis("change (%)")
         charts.append(Chart(title, along, Axis("", rows=order), series, edge=edge))
     return charts
-
-
-# Tables of docs/paper.md, as Markdown -------------------------------------------------------------
 
 
 def claims_table(results: Sequence[ClaimResult]) -> str:

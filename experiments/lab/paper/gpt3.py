@@ -98,13 +98,8 @@ def run(m: Machine, scenario: str, assumed: Assumptions, seed: int = 0) -> Recor
     return replace(deployment, ops=changed(m.ops, assumed, longest)).simulate()
 
 
-_FACTORS = {
-    "others": OTHERS,
-    "prefill": PREFILL,
-    "decode": DECODE,
-    "all_reduce": ALL_REDUCE,
-    "send": SEND_RECV,
-}
+_FACTORS = {"others": OTHERS, "prefill": PREFILL, "decode": DECODE}
+_FACTORS |= {"all_reduce": ALL_REDUCE, "send": SEND_RECV}
 
 
 def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:

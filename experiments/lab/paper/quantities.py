@@ -28,9 +28,6 @@ Extreme = Literal["least", "largest"]
 _EXTREMES: dict[Extreme, Callable[[Iterable[float]], float]] = {"least": min, "largest": max}
 
 
-# The cost of an iteration (3.1, 4.2, 4.4, Table 2) ------------------------------------------------
-
-
 Part = Literal["linear", "attention", "total"]
 Phase = Literal["prefill", "decode"]
 
@@ -165,9 +162,6 @@ def ridge(m: Machine) -> float:
     return m.device.peak_flops / m.device.memory_bandwidth
 
 
-# Largest batch: B = floor((M_G - M_S) / (L * m_kv)) (3.1, 5.2, 5.3) -------------------------------
-
-
 def fitting_batch(m: Machine, length: int, pp: int = 1, layers: int | None = None) -> float:
     """Requests in each of ``pp`` micro-batches, with 0.9 of the memory usable; of a model cut to
     ``layers``."""
@@ -179,8 +173,6 @@ def batch_ratio(m: Machine, length: int, pp: int = 1, layers: int | None = None)
     """:func:`fitting_batch` / that of the whole model without a pipeline."""
     return fitting_batch(m, length, pp, layers) / fitting_batch(m, length)
 
-
-# Decode speedup (5.1.1, Table 4) ------------------------------------------------------------------
 
 CHUNK = 256
 
@@ -328,8 +320,6 @@ def extreme_reduction(m: Machine, ops: str, which: Extreme) -> float:
     )
 
 
-# The cost of chunks (5.4) -------------------------------------------------------------------------
-
 CHUNKS = (64, 128, 192, 256, 320, 384, 448, 512)
 
 
@@ -353,9 +343,6 @@ def exceeds(m: Machine, what: str, of: Name, over: Name) -> float:
     """1 if a quantity is larger of one policy than of another, else 0."""
     quantity = {"peak_gain": peak_gain, "peak_pd": peak_pd, "end_to_end": end_to_end}[what]
     return float(quantity(m, of) > quantity(m, over))
-
-
-# GPT-3 on 64 A100s (5.3) --------------------------------------------------------------------------
 
 
 def pipeline_ratio(m: Machine, of: str, over: str, what: str = "makespan_s") -> float:

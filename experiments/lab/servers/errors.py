@@ -84,12 +84,8 @@ def errors(
     if not off:
         return None
     size = np.abs(off)
-    found: Errors = {
-        "mape": float(size.mean()),
-        "median": float(np.median(size)),
-        "p90": float(np.quantile(size, 0.9)),
-        "bias": float(np.mean(off)),
-    }
+    found: Errors = {"mape": float(size.mean()), "median": float(np.median(size))}
+    found |= {"p90": float(np.quantile(size, 0.9)), "bias": float(np.mean(off))}
     found |= dict.fromkeys(("coverage", "coverage_pm", "interval_score"))
     if ends:
         value, low, high = np.array(ends).T

@@ -59,14 +59,11 @@ class ScoredRows:
         for peer, theirs in self.peers.items():
             both = best.keys() & theirs.keys()
             ours, theirs = ({id: of[id] for id in both} for of in (best, theirs))
-            beside = {
-                name: {
-                    "n": sum(row.id in both for row in group),
-                    "ours": errors.of_group(group, ours),
-                    "theirs": errors.of_group(group, theirs),
-                }
-                for name, group in groups.items()
-            }
+            beside = {}
+            for name, group in groups.items():
+                sides = {"ours": errors.of_group(group, ours)}
+                sides["theirs"] = errors.of_group(group, theirs)
+                beside[name] = {"n": sum(row.id in both for row in group), **sides}
             content.setdefault("peers", {})[peer] = {"groups": beside}
         classes = {row.dense for row in self.rows}
         hosts = {dense: fit for dense, fit in self.hosts.items() if dense in classes}

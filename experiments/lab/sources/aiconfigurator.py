@@ -370,8 +370,6 @@ def _read(
     return rows[columns].astype(dict.fromkeys(counts, np.int64)).assign(time_us=time_us)
 
 
-# The CSVs of an A100-SXM --------------------------------------------------------------------------
-
 A100, A100_DEVICE = "aiconfigurator_a100_sxm", "a100-80g-sxm"
 _GEMM, _NCCL = "gemm_bf16.csv", "nccl_collectives.csv"
 _PREFILL, _DECODE = "attention_prefill_bf16.csv", "attention_decode_bf16.csv"
