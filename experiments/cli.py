@@ -17,13 +17,14 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from io import BufferedWriter, FileIO, TextIOWrapper
+from types import GenericAlias, UnionType
 from typing import Annotated, Any, NoReturn, TextIO, get_args
 
 import typer
@@ -43,6 +44,8 @@ _REPORT = (
     "of sarathi-sim --debug COMMAND ..."
 )
 _OURS = 70  # EX_SOFTWARE of sysexits.h
+_TYPES = (type, GenericAlias, UnionType)
+_BOUNDS = (("min", "ge"), ("max", "le"))
 
 MOVED = {
     "check": "run CONFIG --dry-run",
@@ -51,10 +54,15 @@ MOVED = {
     "replay": "score FILE --config CONFIG",
     **{
         name: f"lab {name}"
-        for name in (
-            *("validate", "lockstep", "import", "accuracy", "calibrate"),
-            *("reproduce", "first-light"),
-        )
+        for name in [
+            "validate",
+            "lockstep",
+            "import",
+            "accuracy",
+            "calibrate",
+            "reproduce",
+            "first-light",
+        ]
     },
     "profile-check": "fit DIR",
     "sensitivity": "capacity CONFIG --sensitivity",
@@ -65,8 +73,7 @@ MOVED_OPTIONS = {
     **dict.fromkeys(("--backend", "--address"), "--workers tcp://HOST:PORT"),
     **{
         f"--{name.replace('_', '-')}": f"--set {name}=VALUE"
-        for kind in (Choosing, own_server.Measuring)
-        for name in kind.__dataclass_fields__
+        for name in (*Choosing.__dataclass_fields__, *own_server.Measuring.__dataclass_fields__)
     },
     **dict.fromkeys(("--peer", "--lengths", "--launch"), "sarathi-sim lab score"),
     "--fit": "sarathi-sim lab fit-host",
@@ -76,10 +83,8 @@ MOVED_OPTIONS = {
 
 
 class Commands(TyperGroup):
-    """Commands in groups, which end in a message on stderr and an exit code, whatever goes wrong.
-
-    ``--debug`` before the command shows the traceback, too.
-    """
+    """Commands in groups, which end in a message on stderr and an exit code, whatever goes wrong;
+    ``--debug`` before the command shows the traceback, too."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
@@ -154,10 +159,8 @@ error of its own instead of ours: numpy's comparison ends in a TypeError when it
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGINT raise KeyboardInterrupt, except where they are ignored.
-
-    So scratch folders are removed on the way out, and no policy of the user's is blamed.
-    """
+    """Let SIGTERM and SIGINT raise KeyboardInterrupt, except where they are ignored: scratch
+    folders are removed on the way out, and no policy of the user's is blamed."""
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _end)
@@ -220,14 +223,11 @@ def command(
     out: object = None,
     result: Callable[..., Any] = lambda found, out: found,
 ) -> Callable[..., None]:
-    """A function of the library as a command: its options are those of its signature that have
-    one, its help is its docstring.
-
-    ``json``, ``quiet`` and ``verbose``: whether it has these options; ``aside``: whether --json
+    """A function of the library as a command: its options are in its signature, its help is its
+    docstring. ``json``, ``quiet`` and ``verbose``: whether it has these; ``aside``: whether --json
     has the answer on stderr. With ``dry``, --dry-run calls this function in its place. ``out`` is
-    where it writes if --out is left out. ``result`` makes a Result of what the function returns.
-    """
-    options = {name: found for name, one in _options(function).items() if (found := one)}
+    where it writes if --out is left out. ``result`` makes a Result of what the function returns."""
+    options = _options(function)
 
     def called(**given: Any) -> None:
         from .report.render import ProgressBar, consoles, print_result
@@ -252,15 +252,16 @@ def command(
         if answer.code:
             raise typer.Exit(answer.code)
 
-    if dry is not None:
-        said = (dry.__doc__ or "").partition(".")[0]
-        options["dry_run"] = _flag("dry_run", "--dry-run", f"{said}.")
-    if json:
-        options["json"] = _flag("json", "--json", "Print one JSON object on stdout, and no table.")
-    if quiet:
-        options["quiet"] = _flag("quiet", "--quiet", "Print neither progress nor table.")
-    if verbose:
-        options["verbose"] = _flag("verbose", "--verbose", "Print all tables and assumptions.")
+    flags = {
+        "dry_run": f"{(dry.__doc__ or '').partition('.')[0]}." if dry else "",
+        "json": "Print one JSON object on stdout, and no table." * json,
+        "quiet": "Print neither progress nor table." * quiet,
+        "verbose": "Print all tables and assumptions." * verbose,
+    }
+    for name, said in flags.items():
+        if said:
+            kind = Annotated[bool, _option(name, False, [said])]
+            options[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind)
     called.__signature__ = Signature([*options.values()])  # type: ignore[attr-defined]
     called.__annotations__ = {name: one.annotation for name, one in options.items()}
     called.__doc__ = function.__doc__
@@ -268,23 +269,37 @@ def command(
 
 
 def _options(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters that are options: Annotated with one, and with the type that is read."""
+    """The parameters that are options: Annotated with one, or with its help (see options.py)."""
     found = {}
     for name, one in signature(function).parameters.items():
         kind, *about = get_args(one.annotation) or (None,)
-        given = next((each for each in about if hasattr(each, "param_decls")), None)
-        if given is None:
+        option = next((each for each in about if hasattr(each, "param_decls")), None)
+        option = option or _option(name, one.default, about)
+        if option is None:
             continue
-        read = about[-1] if about[-1] is not given else kind
+        read = next((each for each in about if isinstance(each, _TYPES)), kind)
         if float in (read, *get_args(read)):
-            given.callback = _finite
+            option.callback = _finite
         default = one.default if one.default != () else None
         if default is None and get_args(read)[:1] != (read,) and type(None) not in get_args(read):
             read = read | None
         found[name] = Parameter(
-            name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[read, given]
+            name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[read, option]
         )
     return found
+
+
+def _option(name: str, default: object, about: Sequence[Any]) -> Any:
+    """The option that texts and bounds of a parameter describe; None without a text."""
+    texts = [each for each in about if isinstance(each, str)]
+    names = [text for text in texts if text.startswith("--")]
+    if default is False:
+        names = [f"--{name.replace('_', '-')}"]
+    *metavar, said = [text for text in texts if text not in names] or [None]
+    look: dict[str, Any] = {"metavar": metavar[0]} if metavar else {}
+    for each in about:
+        look |= {end: getattr(each, key) for end, key in _BOUNDS if hasattr(each, key)}
+    return None if said is None else typer.Option(*names, help=said, **look)
 
 
 def _finite(value: float | None) -> float | None:
@@ -292,11 +307,6 @@ def _finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
-
-
-def _flag(name: str, option: str, help: str) -> Parameter:
-    kind = Annotated[bool, typer.Option(option, help=help)]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind)
 
 
 def application(
@@ -351,7 +361,6 @@ app = application(
 
 
 def _laboratory() -> Any:
-    """The commands of ``experiments/lab``."""
     if find_spec("sarathi_sim.experiments.lab") is None:
         raise UserError("lab: the laboratory is not installed")
     return typer.main.get_command(import_module("sarathi_sim.experiments.lab.cli").app)
@@ -387,11 +396,7 @@ def options(
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option(
-            "--debug",
-            envvar="SARATHI_SIM_DEBUG",
-            help="Show the traceback of an error.",
-        ),
+        typer.Option("--debug", envvar="SARATHI_SIM_DEBUG", help="Show the traceback of an error."),
     ] = False,
 ) -> None:
     """The options before a command."""

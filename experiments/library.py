@@ -7,18 +7,19 @@ keeps nothing, where the command writes ``runs/NAME``.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from annotated_types import Ge, Le
 
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.strict import UserError
-from .config.base import Assignments, Config, Several, listed
+from .config.base import Assignments, Config, listed
 from .options import (
     LENGTHS,
     RUNS,
@@ -27,9 +28,15 @@ from .options import (
     ConfigArgument,
     ConfigOrExperiment,
     Folder,
+    FolderText,
+    FolderTexts,
     ModelOption,
     OutOption,
+    OutText,
     SetOption,
+    SetText,
+    Texts,
+    Words,
     WorkersOption,
     WorkloadOption,
     backend_of,
@@ -64,17 +71,13 @@ def run(
     changes: SetOption = (),
     *,
     out: OutOption = None,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
-    timeline: Annotated[
-        bool, typer.Option("--timeline", help="Also write a trace of --window for Perfetto.")
-    ] = False,
+    figures: Annotated[bool, "Draw figures."] = True,
+    timeline: Annotated[bool, "Also write a trace of --window for Perfetto."] = False,
     window: Annotated[
         str | None,
-        typer.Option(
-            metavar="START:LENGTH",
-            help="Seconds in the stage timeline and the trace, such as 120:1.5.  "
-            "[default: from the middle of the run]",
-        ),
+        "START:LENGTH",
+        "Seconds in the stage timeline and the trace, such as 120:1.5.  "
+        "[default: from the middle of the run]",
     ] = None,
     progress: Progress = silent,
 ) -> "ExperimentResult":
@@ -160,9 +163,7 @@ def sweep(
     *,
     out: OutOption = None,
     workers: WorkersOption = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a sweep; finished runs are not repeated.")
-    ] = False,
+    resume: Annotated[bool, "Continue a sweep; finished runs are not repeated."] = False,
     progress: Progress = silent,
     say: Say = silent,
 ) -> Result:
@@ -248,28 +249,36 @@ def _folder(out: Folder | None, name: str, stack: ExitStack) -> Path:
     return named(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")), name)
 
 
-@contextmanager
-def _laboratory(
-    folder: Path,
+def _searched(
     kind: str,
+    place: tuple[Folder | None, str],
     section: "CapacitySection",
-    workers: int | str | None,
-    progress: Progress,
-    say: Say,
-) -> "Iterator[Laboratory]":
-    from .capacity.probing import Laboratory, probes_in
-
-    with backend_of(workers) as backend, probes_in(folder, kind) as store:
-        yield Laboratory(section, store, backend, progress, say)
-
-
-def _figures(content: Mapping[str, Any]) -> dict[str, bytes]:
-    """The figures of a ``capacity`` or ``recommend``."""
+    how: tuple[int | str | None, Progress, Say],
+    search: "Callable[[Laboratory], dict[str, Any]]",
+    section_of: Callable[[None, Mapping[str, Any]], Section],
+    files: Callable[[dict[str, Any]], Mapping[str, bytes]],
+) -> Result:
+    """The answer of a ``search`` with simulations; with its ``files`` and figures in the folder of
+    ``place``, if that is not None, or named after its second part. ``how``: workers, progress and
+    say."""
+    from .capacity.probing import Laboratory, probes_in, write_result
     from .report.capacity_charts import capacity_charts
-    from .report.draw import figure_files
     from .report.section import heading_of
 
-    return figure_files(capacity_charts(content), heading_of(content))
+    out, name = place
+    with ExitStack() as stack:
+        folder = _folder(out, name, stack)
+        backend = stack.enter_context(backend_of(how[0]))
+        store = stack.enter_context(probes_in(folder, kind))
+        content = search(Laboratory(section, store, backend, *how[1:]))
+        answer = section_of(None, content)
+        content |= answer.words()
+        if out is not None:
+            from .report.draw import figure_files
+
+            figures = figure_files(capacity_charts(content), heading_of(content))
+            write_result(folder, kind, {**files(content), **figures})
+    return Result(content, answer, written=written(out, folder))
 
 
 def workload(
@@ -333,11 +342,9 @@ def workload(
 
 def compare(
     a: Annotated[
-        Folder,
-        typer.Argument(metavar="A", help="A result, or a scenario's folder in it."),
-        Path,
+        FolderText, typer.Argument(metavar="A", help="A result, or a scenario's folder in it.")
     ],
-    b: Annotated[Folder, typer.Argument(metavar="B", help="Another result."), Path],
+    b: Annotated[FolderText, typer.Argument(metavar="B", help="Another result.")],
     *,
     out: AlsoOption = None,
     progress: Progress = silent,
@@ -375,30 +382,16 @@ def compare(
 
 def plot(
     folders: Annotated[
-        Sequence[Folder],
-        typer.Argument(metavar="DIR...", help="Results of runs, or one sweep."),
-        list[Path],
+        FolderTexts, typer.Argument(metavar="DIR...", help="Results of runs, or one sweep.")
     ],
     *,
     out: Annotated[
-        Folder | None,
-        typer.Option(help="Folder of the figures.  [default: runs/plot, or figures in the sweep]"),
-        Path | None,
+        OutText, "Folder of the figures.  [default: runs/plot, or figures in the sweep]"
     ] = None,
     metrics: Annotated[
-        Sequence[str],
-        typer.Option(
-            "--metric", metavar="NAME", help="For a sweep: a metric to draw; may be repeated."
-        ),
-        list[str],
+        Texts, "--metric", "NAME", "For a sweep: a metric to draw; may be repeated."
     ] = (),
-    over: Annotated[
-        Sequence[str],
-        typer.Option(
-            "--over", metavar="AXIS", help="For a sweep: an axis to draw over; may be repeated."
-        ),
-        list[str],
-    ] = (),
+    over: Annotated[Texts, "AXIS", "For a sweep: an axis to draw over; may be repeated."] = (),
     progress: Progress = silent,
 ) -> Result:
     """Draw runs into the same figures, or draw a sweep.
@@ -451,19 +444,14 @@ def plot(
 
 def report(
     results: Annotated[
-        Sequence[Folder],
+        FolderTexts,
         typer.Argument(
             metavar="RESULT...", help="Results of run, sweep, compare, score and Decide."
         ),
-        list[Path],
     ],
     *,
-    out: Annotated[
-        Folder | None,
-        typer.Option(metavar="FILE.html", help="[default: RESULT.html, beside the first RESULT]"),
-        Path | None,
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    out: Annotated[OutText, "FILE.html", "[default: RESULT.html, beside the first RESULT]"] = None,
+    title: Annotated[str | None, "Heading of the page."] = None,
     progress: Progress = silent,
 ) -> Result:
     """Write results as one HTML page, to be sent on.
@@ -491,39 +479,23 @@ def capacity(
     changes: SetOption = (),
     *,
     workload: WorkloadOption = None,
-    bands: Annotated[
-        bool, typer.Option("--bands/--no-bands", help="Also search under errors of the op times.")
-    ] = True,
-    prices: Annotated[
-        str | None, typer.Option(help="YAML of prices.  [default: shipped assumptions]")
-    ] = None,
+    bands: Annotated[bool, "Also search under errors of the op times."] = True,
+    prices: Annotated[str | None, "YAML of prices.  [default: shipped assumptions]"] = None,
     refine: Annotated[
-        int,
-        typer.Option(
-            min=0, max=10, help="Rounds of trying half-way between the best and the next."
-        ),
+        int, Ge(0), Le(10), "Rounds of trying half-way between the best and the next."
     ] = 0,
-    sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="What moves it most? One factor at a time.")
-    ] = False,
-    by: Annotated[
-        float, typer.Option(help="Of --sensitivity: how far each factor is changed, 0.1 is 10 %.")
-    ] = 0.1,
-    only: Annotated[
-        Several, typer.Option(help="Of --sensitivity: some factors, with commas."), str | None
-    ] = None,
+    sensitivity: Annotated[bool, "What moves it most? One factor at a time."] = False,
+    by: Annotated[float, "Of --sensitivity: how far each factor is changed, 0.1 is 10 %."] = 0.1,
+    only: Annotated[Words, "Of --sensitivity: some factors, with commas."] = None,
     metrics: Annotated[
-        Sequence[str],
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="Of --sensitivity: of a run, such as ttft_s.p99, in place of the capacity; may be "
-            "repeated.",
-        ),
-        list[str],
+        Texts,
+        "--metric",
+        "NAME",
+        "Of --sensitivity: of a run, such as ttft_s.p99, in place of the capacity; may be "
+        "repeated.",
     ] = (),
     replications: Annotated[
-        int, typer.Option(min=1, max=100, help="Of --sensitivity: runs with seeds of their own.")
+        int, Ge(1), Le(100), "Of --sensitivity: runs with seeds of their own."
     ] = 3,
     out: OutOption = None,
     workers: WorkersOption = None,
@@ -548,128 +520,67 @@ def capacity(
       sarathi-sim capacity my.yaml --sensitivity --by 0.2 --only 'attn_decode,link speed'
       sarathi-sim capacity gpt3_pp --sensitivity --metric makespan_s --metric tbt_s.p99
     """
-    if sensitivity:
-        return _sensitivity(
-            *(config, changes, workload, by, [*filter(None, listed(only))], metrics),
-            *(replications, out, workers, progress, say),
-        )
     from .capacity.answer import answered, capacities, load_prices, read_question, result_files
-    from .capacity.probing import CAPACITY_FORMAT, write_result
+    from .capacity.probing import CAPACITY_FORMAT, SENSITIVITY_FORMAT
+    from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
+    from .capacity.sensitivity import sensitivity as changed
     from .config.loading import refuse_of_session
-    from .report.capacity_answers import capacity_section
+    from .report.capacity_answers import capacity_section, sensitivity_section
 
+    how = (workers, progress, say)
+    if sensitivity:
+        factors = [*filter(None, listed(only))]
+        rest: dict[str, Any] = {"only": factors, "metrics": metrics, "replications": replications}
+        asked = read_sensitivity(config, changes, workload, by=by, **rest)
+        found = _searched(
+            *(SENSITIVITY_FORMAT, (out, f"{asked.draft.header.name}_sensitivity"), asked.section),
+            *(how, lambda lab: changed(lab, asked), sensitivity_section),
+            lambda content: sensitivity_files(asked, content),
+        )
+        found.table = table_of(found)
+        return found
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
     for option in options:
         refuse_of_session(option.scenario, draft.source)
-    with ExitStack() as stack:
-        folder = _folder(out, draft.header.name, stack)
-        asked = _laboratory(folder, CAPACITY_FORMAT, section, workers, progress, say)
-        content = answered(stack.enter_context(asked), draft, options, bands, costs, refine)
-        answer = capacity_section(None, content)
-        content |= answer.words()
-        if out is not None:
-            files = result_files(draft, section, content) | _figures(content)
-            write_result(folder, CAPACITY_FORMAT, files)
-    table = capacities(content["deployments"])
-    return Result(content, answer, table=table, written=written(out, folder))
-
-
-def _sensitivity(
-    config: Config,
-    changes: Assignments,
-    workload: str | None,
-    by: float,
-    only: Sequence[str],
-    metrics: Sequence[str],
-    replications: int,
-    out: Folder | None,
-    workers: int | str | None,
-    progress: Progress,
-    say: Say,
-) -> Result:
-    """What ``capacity --sensitivity`` answers."""
-    from .capacity.probing import SENSITIVITY_FORMAT, write_result
-    from .capacity.sensitivity import read_sensitivity, sensitivity_files, table_of
-    from .capacity.sensitivity import sensitivity as found_by
-    from .report.capacity_answers import sensitivity_section
-
-    asked = read_sensitivity(
-        *(config, changes, workload),
-        by=by,
-        replications=replications,
-        only=only,
-        metrics=metrics,
+    found = _searched(
+        *(CAPACITY_FORMAT, (out, draft.header.name), section, how),
+        lambda lab: answered(lab, draft, options, bands, costs, refine),
+        capacity_section,
+        lambda content: result_files(draft, section, content),
     )
-    with ExitStack() as stack:
-        folder = _folder(out, f"{asked.draft.header.name}_sensitivity", stack)
-        lab = _laboratory(folder, SENSITIVITY_FORMAT, asked.section, workers, progress, say)
-        content = found_by(stack.enter_context(lab), asked)
-        section = sensitivity_section(None, content)
-        content |= section.words()
-        if out is not None:
-            from .report.capacity_charts import tornado_charts
-            from .report.draw import figure_files
-            from .report.section import heading_of
-
-            figures = figure_files({"tornado": tornado_charts(content)}, heading_of(content))
-            write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content) | figures)
-    return Result(content, section, table=table_of(content), written=written(out, folder))
+    found.table = capacities(found["deployments"])
+    return found
 
 
 def recommend(
     model: ModelOption,
-    device: Annotated[Several, typer.Option(help="Devices, with commas."), str],
-    slo: Annotated[str | None, typer.Option(help="Such as 'p99 ttft 1s, p99 tbt 50ms'.")] = None,
+    device: Annotated[Words, "Devices, with commas."],
+    slo: Annotated[str | None, "Such as 'p99 ttft 1s, p99 tbt 50ms'."] = None,
     *,
-    gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many there are.")] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to sustain.")
-    ] = None,
+    gpus: Annotated[int | None, Ge(1), Le(1024), "How many there are."] = None,
+    rate: Annotated[float | None, Ge(1e-3), Le(1e6), "Or: requests a second to sustain."] = None,
     workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LENGTHS", help=f"{LENGTHS}  [default: Azure's conversations of 2023]"
-        ),
+        str | None, "LENGTHS", f"{LENGTHS}  [default: Azure's conversations of 2023]"
     ] = None,
-    stack: Annotated[
-        Several, typer.Option(help="vllm, sglang, trtllm, with commas."), str | None
-    ] = None,
-    dtype: Annotated[
-        Several,
-        typer.Option(help="bf16, fp8, ..., with commas.  [default: the model's]"),
-        str | None,
-    ] = None,
-    budget: Annotated[
-        Several, typer.Option(help="Token budgets to try, with commas."), str | None
-    ] = None,
-    seqs: Annotated[
-        Several, typer.Option(help="Sequence limits to try, with commas."), str | None
-    ] = None,
-    pools: Annotated[
-        bool, typer.Option("--pools", help="Also try prefill and decode workers of their own.")
-    ] = False,
+    stack: Annotated[Words, "vllm, sglang, trtllm, with commas."] = None,
+    dtype: Annotated[Words, "bf16, fp8, ..., with commas.  [default: the model's]"] = None,
+    budget: Annotated[Words, "Token budgets to try, with commas."] = None,
+    seqs: Annotated[Words, "Sequence limits to try, with commas."] = None,
+    pools: Annotated[bool, "Also try prefill and decode workers of their own."] = False,
     policy: Annotated[
         Literal["sarathi"] | None,
-        typer.Option(help="Chunk size and largest batch of Sarathi, on --gpus of one TP group."),
+        "Chunk size and largest batch of Sarathi, on --gpus of one TP group.",
     ] = None,
     speculation: Annotated[
         str | None,
-        typer.Option(
-            metavar="METHOD[:ACCEPTANCE]",
-            help="Also try drafts by mtp, eagle3 or ngram. ACCEPTANCE: golden (published; the "
-            "default), golden_thinking_off, or the probability that each further draft holds, as "
-            "0.8,0.6.",
-        ),
+        "METHOD[:ACCEPTANCE]",
+        "Also try drafts by mtp, eagle3 or ngram. ACCEPTANCE: golden "
+        "(published; the default), golden_thinking_off, or the probability that each further draft "
+        "holds, as 0.8,0.6.",
     ] = None,
-    changes: Annotated[
-        Assignments,
-        typer.Option("--set", metavar="NAME=VALUE", help=in_a_paragraph(Choosing)),
-        list[str],
-    ] = (),
-    out: Annotated[
-        Folder | None, typer.Option(help="[default: runs/recommend]"), Path | None
-    ] = None,
+    changes: Annotated[SetText, "--set", "NAME=VALUE", in_a_paragraph(Choosing)] = (),
+    out: Annotated[OutText, "[default: runs/recommend]"] = None,
     workers: WorkersOption = None,
     progress: Progress = silent,
     say: Say = silent,
@@ -696,7 +607,7 @@ def recommend(
     """
     from .capacity.answer import load_prices
     from .capacity.options import counts, wanted_of
-    from .capacity.probing import RECOMMEND_FORMAT, write_result
+    from .capacity.probing import RECOMMEND_FORMAT
     from .capacity.recommend import recommend_files, recommended
     from .report.capacity_answers import chunk_section, recommend_section
 
@@ -734,19 +645,17 @@ def recommend(
         *(pools, speculation, drafts),
     )
     costs = load_prices(chosen.prices)
-    with ExitStack() as stack_:
-        folder = _folder(out, "recommend", stack_)
-        asked = _laboratory(folder, RECOMMEND_FORMAT, wanted.section, workers, progress, say)
-        content = recommended(stack_.enter_context(asked), wanted, costs, say, chosen.refine)
-        section = recommend_section(None, content)
-        content |= section.words()
-        if out is not None:
-            files = recommend_files(wanted, content) | _figures(content)
-            write_result(folder, RECOMMEND_FORMAT, files)
-            if content["command"]:
-                whole = "cat" if content["deployments"][0].get("pools") else "sh"
-                section = replace(section, command=f"{whole} {folder / 'launch.sh'}")
-    return Result(content, section, written=written(out, folder))
+    found = _searched(
+        *(RECOMMEND_FORMAT, (out, "recommend"), wanted.section, (workers, progress, say)),
+        lambda lab: recommended(lab, wanted, costs, say, chosen.refine),
+        recommend_section,
+        lambda content: recommend_files(wanted, content),
+    )
+    if out is not None and found["command"] and found.section is not None:
+        whole = "cat" if found["deployments"][0].get("pools") else "sh"
+        launch = f"{whole} {found.written[0] / 'launch.sh'}"
+        found.section = replace(found.section, command=launch)
+    return found
 
 
 def list_(
@@ -756,17 +665,12 @@ def list_(
     ],
     *,
     model: Annotated[
-        str | None, typer.Option(help="Of support: a shipped model, its Hub name, or config.json.")
+        str | None, "Of support: a shipped model, its Hub name, or config.json."
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Of support: a shipped device, or a device YAML.")
-    ] = None,
-    stack: Annotated[
-        str | None, typer.Option(help="Of support: vllm, sglang or trtllm.  [default: all]")
-    ] = None,
+    device: Annotated[str | None, "Of support: a shipped device, or a device YAML."] = None,
+    stack: Annotated[str | None, "Of support: vllm, sglang or trtllm.  [default: all]"] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(help="Of support: weights.  [default: all; of the matrix, bf16]"),
+        str | None, "Of support: weights.  [default: all; of the matrix, bf16]"
     ] = None,
 ) -> Result:
     """List models, devices, policies, or which model runs where.

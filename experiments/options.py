@@ -1,6 +1,6 @@
 """The options that several commands have, each with its words, and how their text is read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -9,7 +9,7 @@ import typer
 from annotated_types import Ge, Le
 
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
-from .config.base import Assignments, Config
+from .config.base import Assignments, Config, Several
 
 if TYPE_CHECKING:
     from .config.loading import Experiment
@@ -18,36 +18,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Folder = str | Path
 
-# What follows an option in its Annotated is the type that the command line reads.
+# A parameter is an option if its Annotated has a help: before it may stand --NAME and the metavar,
+# anywhere Ge and Le; a type in it is what the command line reads.
+FolderText = Annotated[Folder, Path]
+FolderTexts = Annotated[Sequence[Folder], list[Path]]
+OutText = Annotated[Folder | None, Path | None]
+SetText = Annotated[Assignments, list[str]]
+Texts = Annotated[Sequence[str], list[str]]
+Words = Annotated[Several, str]
 _CONFIG = typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
 ConfigArgument = Annotated[Config, _CONFIG, str]
 ConfigOrExperiment = Annotated["Config | Experiment", _CONFIG, str]
-SetOption = Annotated[
-    Assignments,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
-    list[str],
-]
+SetOption = Annotated[SetText, "--set", "KEY.PATH=VALUE", "Change a value; may be repeated."]
 LENGTHS = (
     "Mean PROMPT:OUTPUT tokens, all alike (1024:256) or spread (1024:256~0.5); tokens in all "
     "with their P:D (1K@14, 1K@5..50, 1K@?); a trace; or a configuration."
 )
-WorkloadOption = Annotated[str | None, typer.Option(metavar="LENGTHS", help=LENGTHS)]
-OutOption = Annotated[
-    Folder | None, typer.Option(help="Folder of the result.  [default: runs/NAME]"), Path | None
-]
-AlsoOption = Annotated[
-    Folder | None, typer.Option(help="Also write it to this folder, with figures."), Path | None
-]
+WorkloadOption = Annotated[str | None, "LENGTHS", LENGTHS]
+OutOption = Annotated[OutText, "Folder of the result.  [default: runs/NAME]"]
+AlsoOption = Annotated[OutText, "Also write it to this folder, with figures."]
 WorkersOption = Annotated[
     int | str | None,
-    typer.Option(
-        metavar="N",
-        help="Processes, or the address of a Dask scheduler (tcp://HOST:PORT).  "
-        "[default: all processors]",
-    ),
+    "N",
+    "Processes, or the address of a Dask scheduler (tcp://HOST:PORT).  [default: all processors]",
     str | None,
 ]
-ModelOption = Annotated[str, typer.Option(help="A shipped model, its Hub name, or a config.json.")]
+ModelOption = Annotated[str, "A shipped model, its Hub name, or a config.json."]
 
 
 def further(kind: type[T], assignments: Assignments) -> T:

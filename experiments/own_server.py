@@ -10,12 +10,15 @@ from annotated_types import Ge
 
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.strict import strict_dataclass
-from .config.base import Assignments, Config
+from .config.base import Config
 from .options import (
     AlsoOption,
-    Folder,
+    FolderText,
+    FolderTexts,
     ModelOption,
+    OutText,
     SetOption,
+    SetText,
     further,
     in_a_paragraph,
     written,
@@ -29,13 +32,9 @@ _DTYPES: dict[str, Literal["float16", "bfloat16", "float32"]] = {
     "bf16": "bfloat16",
     "fp32": "float32",
 }
-ServerOption = Annotated[
-    Config, typer.Option(help="The deployment that served them: YAML, or a shipped one."), str
-]
+ServerOption = Annotated[Config, str, "The deployment that served them: YAML, or a shipped one."]
 RunsArgument = Annotated[
-    Sequence[Folder],
-    typer.Argument(metavar="BENCH...", help="Runs, as a load tool saves them."),
-    list[Path],
+    FolderTexts, typer.Argument(metavar="BENCH...", help="Runs, as a load tool saves them.")
 ]
 
 
@@ -71,45 +70,30 @@ def profile(
     model: ModelOption,
     *,
     tp: Annotated[
-        Sequence[int],
-        typer.Option(help="Tensor-parallel degrees, as in --tp 1 2 4.  [default: 1]"),
-        list[int],
+        Sequence[int], list[int], "Tensor-parallel degrees, as in --tp 1 2 4.  [default: 1]"
     ] = (),
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="The GPU, or the CPU.")] = "cuda",
+    device: Annotated[Literal["cpu", "cuda"], "The GPU, or the CPU."] = "cuda",
     dtype: Annotated[
         Literal["fp16", "bf16", "fp32"] | None,
-        typer.Option(help="Of weights and activations.  [default: fp16, on a CPU fp32]"),
+        "Of weights and activations.  [default: fp16, on a CPU fp32]",
     ] = None,
     attention: Annotated[
         Literal["auto", "xformers", "sdpa", "cudnn", "fa3"],
-        typer.Option(
-            help="auto: xformers if it works, else torch SDPA; cudnn and fa3 (FlashAttention 3): "
-            "kernels of SDPA."
-        ),
+        "auto: xformers if it works, else torch SDPA; cudnn and fa3 (FlashAttention 3): kernels of "
+        "SDPA.",
     ] = "auto",
     weights: Annotated[
         Literal["dtype", "fp8"],
-        typer.Option(help="Format of the layer's GEMMs: that of --dtype, or fp8 (a GPU's)."),
+        "Format of the layer's GEMMs: that of --dtype, or fp8 (a GPU's).",
     ] = "dtype",
     budget: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Seconds after which no point is added.  [default: 45, on a GPU 240]"
-        ),
+        float | None, Ge(0), "Seconds after which no point is added.  [default: 45, on a GPU 240]"
     ] = None,
-    changes: Annotated[
-        Assignments,
-        typer.Option("--set", metavar="NAME=VALUE", help=in_a_paragraph(Measuring)),
-        list[str],
-    ] = (),
+    changes: Annotated[SetText, "--set", "NAME=VALUE", in_a_paragraph(Measuring)] = (),
     out: Annotated[
-        Folder,
-        typer.Option(help="Root folder of profiles: the key `profiles` of a configuration."),
-        Path,
+        FolderText, "Root folder of profiles: the key `profiles` of a configuration."
     ] = PROFILES,
-    force: Annotated[
-        bool, typer.Option("--force", help="Measure again what was measured already.")
-    ] = False,
+    force: Annotated[bool, "Measure again what was measured already."] = False,
     progress: Progress = silent,
     say: Say = silent,
 ) -> Result:
@@ -168,12 +152,10 @@ def profile(
 
 
 def fit(
-    bundle: Annotated[Folder, typer.Argument(metavar="DIR", help="A bundle."), Path],
+    bundle: Annotated[FolderText, typer.Argument(metavar="DIR", help="A bundle.")],
     *,
     out: Annotated[
-        Folder | None,
-        typer.Option(help="Also write the table (CSV, JSON) and a figure per op to this folder."),
-        Path | None,
+        OutText, "Also write the table (CSV, JSON) and a figure per op to this folder."
     ] = None,
     progress: Progress = silent,
 ) -> Result:
@@ -265,9 +247,7 @@ def tune(
     config: ServerOption,
     changes: SetOption = (),
     *,
-    out: Annotated[
-        Folder | None, typer.Option(help="The calibration: a YAML file."), Path | None
-    ] = None,
+    out: Annotated[OutText, "The calibration: a YAML file."] = None,
     progress: Progress = silent,
 ) -> Result:
     """Calibrate the simulation with runs of your own server.

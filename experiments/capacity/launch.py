@@ -520,8 +520,10 @@ def load_test(scenario: Scenario) -> tuple[str, str] | None:
     workload, served = scenario.workload, launch(scenario).checkpoint
     if served is None or workload.sessions is not None:
         return None
-    engine, longest = scenario.policy.name, scenario.cluster.max_length
-    assert longest is not None
+    engine, servers = scenario.policy.name, [scenario]
+    if scenario.disaggregation is not None:
+        servers = [pool_of(scenario, pool, Source("", "", {}, ()))[0] for pool in POOLS]
+    longest = min(one.cluster.max_length or 0 for one in servers)
     # SGLang's tool sends them to SGLang if it can, else vLLM's, whose requests any engine takes.
     every = build_requests(scenario, longest, Source("workload", "", {}, ()))
     requests = [one for one in every if one.prompt_tokens + one.output_tokens <= longest]

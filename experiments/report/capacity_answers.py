@@ -28,11 +28,9 @@ from .capacity_charts import (
     probed,
     sides,
     title,
-    tornado_charts,
 )
 from .op_origins import op_times_of_probes
 from .section import (
-    Chart,
     Section,
     Table,
     anchor,
@@ -41,6 +39,7 @@ from .section import (
     enumerated,
     number_or_dash,
     sentence,
+    table,
     topic_of,
 )
 
@@ -80,9 +79,7 @@ _NOTE = "Predicted. docs/capacity.md says what each number is."
 
 
 def _table(name: str, rows: Sequence[Row], text: int = 1, note: str = "") -> list[Table]:
-    """A table of rows by heading, whose numbers become texts; none without rows."""
-    cells = [[c if isinstance(c, str) else number_or_dash(c) for c in r.values()] for r in rows]
-    return [Table(name, tuple(rows[0]), cells, note, text)] if rows else []
+    return [table(name, rows, text, note)] if rows else []
 
 
 def capacity_section(folder: Path | None, found: Row) -> Section:
@@ -90,17 +87,12 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
     its tokens. With the ``folder`` of the result also the charts, and every point of them."""
     rows, unit, currency = found["deployments"], UNITS[found["load"]], found["prices"]["currency"]
     what = "rate of requests" if found["load"] == "rate" else "number of clients"
-    table = [
-        {
-            "deployment": one["name"],
-            "limiting metric": _metric(one),
-            unit: _capacity(one),
-            "95 % interval": one["interval"] if one["capacity"] is not None else None,
-            "uncertainty": one.get("uncertainty"),
-            "GPUs": one["gpus"],
-            "per GPU": None if one["capacity"] is None else one["capacity"] / one["gpus"],
-            f"{currency}/M out": one.get(_OUTPUT),
-        }
+    capacities = [
+        {"deployment": one["name"], "limiting metric": _metric(one), unit: _capacity(one)}
+        | {"95 % interval": one["interval"] if one["capacity"] is not None else None}
+        | {"uncertainty": one.get("uncertainty"), "GPUs": one["gpus"]}
+        | {"per GPU": None if one["capacity"] is None else one["capacity"] / one["gpus"]}
+        | {f"{currency}/M out": one.get(_OUTPUT)}
         for one in rows
     ]
     more = "give more capacity.requests, most_requests or replications"
@@ -109,7 +101,7 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
         name=str(found["name"]),
         question=f"Up to which {what} does each deployment keep the SLO {found['slo']}?",
         answer=_most(rows, unit),
-        tables=[*_table("Capacity", table, 2, _NOTE), *_searched(rows, unit)],
+        tables=[*_table("Capacity", capacities, 2, _NOTE), *_searched(rows, unit)],
         assumed=_assumed(found),
         about=str(found["description"] or ""),
         warnings=[
@@ -120,26 +112,23 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
     return _with_files(folder, section, found, "config.yaml")
 
 
-def _with_files(
-    folder: Path | None, section: Section, found: Row, *names: str, charts: Sequence[Chart] = ()
-) -> Section:
+def _with_files(folder: Path | None, section: Section, found: Row, *names: str) -> Section:
     """The section with what its ``folder`` holds: charts and every point of them, the origin of op
     times, and the files of ``names``."""
     if folder is None:
         return section
     op_times, problems = op_times_of_probes(folder)
-    of_loads = {} if charts else capacity_charts(found)
+    points = [] if "measures" in found else _points(found)
     return replace(
         section,
-        charts=[*charts, *(chart for some in of_loads.values() for chart in some)],
-        tables=[*section.tables, *([] if charts else _points(found)), *op_times],
+        charts=[chart for some in capacity_charts(found).values() for chart in some],
+        tables=[*section.tables, *points, *op_times],
         configuration={name: read_text(folder / name) for name in names},
         warnings=[*section.warnings, *problems],
     )
 
 
 def _capacity(one: Row) -> str:
-    """The capacity, and the share of requests that is rejected; or that it is not settled."""
     if one["capacity"] is None:
         return "-" if one.get("error") else "not settled"
     share, text = one["rejected_share"], number_text(one["capacity"])
@@ -154,23 +143,19 @@ def _metric(one: Row) -> str:
 
 
 def _limit(one: Row) -> str:
-    """The limiting metric with its cause."""
     binds = one.get("binds")
     return f"{binds['slo']} ({BECAUSE[binds['because']]})" if binds else ""
 
 
 def _sure(one: Row, key: str) -> str:
-    """The 90 % interval of a number, where it is known."""
     return f" ({number_or_dash(one[key])} at 90 %)" if one.get(key) else ""
 
 
 def _refuses(one: Row) -> bool:
-    """Whether a deployment sustains nothing because it rejects too many requests."""
     return one["capacity"] == 0 and (one.get("binds") or {}).get("slo") == REJECTED
 
 
 def _most(rows: Sequence[Row], unit: str) -> str:
-    """The deployment that sustains most, the next one, and what limits the first."""
     able = sorted((one for one in rows if one["capacity"]), key=lambda one: -one["capacity"])
     if not able:
         none = "none keeps the SLO, even under a small load"
@@ -192,8 +177,7 @@ def _most(rows: Sequence[Row], unit: str) -> str:
 
 
 def _assumed(found: Row) -> list[str]:
-    """The assumptions on deployments, capacities and prices, and the settings that were not tried;
-    those that matter most first."""
+    """The assumptions and the settings that were not tried; those that matter most first."""
     prices, lines = found["prices"], assumed_of(found)
     if rates := found.get("log_rates"):
         mean, busiest = map(number_text, rates)
@@ -258,35 +242,31 @@ def _next_to(best: Row, other: str, load: str, option: str) -> str:
 
 
 def _searched(rows: Sequence[Row], unit: str, note: str = "") -> list[Table]:
-    """For each search: the capacity, the limiting metric with its cause, and the use of the GPUs
-    just above the capacity."""
-    table = []
+    """For each search also the cause of the limit, and the use of the GPUs just above it."""
+    searches = []
     for one in rows:
         binds, known = one.get("binds") or {}, one["capacity"] is not None
         stress = [p["stress"] for p in one.get("curve", ()) if p["load"] == binds.get("at_load")]
         row = {"deployment": one["name"], "limiting metric": _metric(one)}
         row |= {"because": BECAUSE.get(str(binds.get("because")), one.get("error", "-"))}
-        row |= {
-            f"capacity ({unit})": _capacity(one),
-            "95 % interval": one["interval"] if known else None,
-        }
+        row |= {f"capacity ({unit})": _capacity(one)}
+        row |= {"95 % interval": one["interval"] if known else None}
         row |= {"uncertainty, 90 %": one.get("uncertainty"), "op errors, 90 %": one.get("band")}
         row |= {"at load": binds.get("at_load")}
         row |= {"times its limit": stress[0].get(binds["slo"]) if stress else None}
         for name, (key, factor) in USE.items():
             row[name] = f"{factor * binds[key]:.0f}" if binds else "-"
-        table.append(row)
-    return _table("Searched", table, 3, note)
+        searches.append(row)
+    return _table("Searched", searches, 3, note)
 
 
 def _points(found: Row) -> list[Table]:
-    """A row for each point of the fronts: its numbers and the place of its run."""
     unit, currency = UNITS[found["load"]], found["prices"]["currency"]
-    table, rows = points(*probed(found)), []
-    for _, one in table.iterrows():
+    every, rows = points(*probed(found)), []
+    for _, one in every.iterrows():
         row = {"deployment": one["deployment"], "SLO": "holds" if one["holds"] else "breaks"}
         row |= {"run": one["run"], f"load ({unit})": float(one["load"])}
-        for key in (key for key in NAMES if key in table):
+        for key in (key for key in NAMES if key in every):
             row[axis_name(key, currency)] = None if pd.isna(one[key]) else float(one[key])
         rows.append(row)
     note = "probes/runs/RUN of the result has the configuration and the requests of each run."
@@ -304,13 +284,11 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
     dropped, devices = found["dropped"], " or ".join(found["devices"])
     advice = "give `capacity` winner.yaml with capacity.requests"
     warnings = [*doubts_of(found), *_doubts(rows, found["tolerance"], advice)]
-    for name, one in dropped.items():
-        if one["stage"] == "failed":
-            warnings.append(f"{name}: left out, as a run failed: {one['clause']}")
+    failed = {name: one for name, one in dropped.items() if one["stage"] == "failed"}
+    warnings += [f"{n}: left out, as a run failed: {one['clause']}" for n, one in failed.items()]
     for one in found["far_neighbours"]:
-        load = "breaks the SLO with a single request"
-        if one["load"] is not None:
-            load = f"at most {number_text(one['load'])} {unit} per server"
+        load = f"at most {number_text(one['load'] or 0.0)} {unit} per server"
+        load = "breaks the SLO with a single request" if one["load"] is None else load
         warnings.append(_next_to(rows[0], one["name"], load, "--set refine=1"))
     mean, busiest = found.get("log_rates") or (0.0, 0.0)
     if rate is not None and busiest > rate:
@@ -321,23 +299,14 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
     if rate is not None:
         what = f"is the cheapest for {rate:g} requests/s ({devices})"
     screened = [
-        {
-            "deployment": one["name"],
-            "nearest to its limit": _metric(one),
-            "GPUs": one["gpus"],
-            f"about ({unit})": one["about"],
-        }
+        {"deployment": one["name"], "nearest to its limit": _metric(one), "GPUs": one["gpus"]}
+        | {f"about ({unit})": one["about"]}
         for one in found["screened"]
     ]
     of_one = "One server in short runs, times their number: several percent off."
     left_out = [
-        {
-            "deployment": name,
-            "left out": STAGES[one["stage"]],
-            "behind": one["beaten_by"] or "-",
-            "clause or reason": one["clause"] or "-",
-            f"{unit} per server": one["at"],
-        }
+        {"deployment": name, "left out": STAGES[stage], "behind": one["beaten_by"] or "-"}
+        | {"clause or reason": one["clause"] or "-", f"{unit} per server": one["at"]}
         for stage in STAGES
         for name, one in dropped.items()
         if one["stage"] == stage
@@ -369,7 +338,6 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
 
 
 def _best(found: Row) -> str:
-    """The deployment, what is equal to it, what it saves, and what limits it."""
     best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     if found["winner"] is None:
         load = f"{rate:g} requests/s" if rate else "any load"
@@ -486,13 +454,8 @@ def chunk_section(found: Row) -> Section:
         tbt_ms = f"{1e3 * faster['tbt_p99_s']:.0f} ms"
         parts["limiting metric"] = f"p99 tbt ({said(faster, behind(faster))}, has {tbt_ms})"
     rows = [
-        {
-            "chunk (tokens)": one["chunk"],
-            "batch": one["batch"],
-            "tokens/s": one["tokens_per_s"],
-            "to the best": behind(one),
-            "time between tokens, p99 (ms)": 1e3 * one["tbt_p99_s"],
-        }
+        {"chunk (tokens)": one["chunk"], "batch": one["batch"], "tokens/s": one["tokens_per_s"]}
+        | {"to the best": behind(one), "time between tokens, p99 (ms)": 1e3 * one["tbt_p99_s"]}
         for one in of_chunk.values()
     ]
     return Section(
@@ -540,4 +503,4 @@ def sensitivity_section(folder: Path | None, found: Row) -> Section:
         about=str(found["description"] or ""),
         warnings=[*doubts_of(found), *found["warnings"]],
     )
-    return _with_files(folder, section, found, "config.yaml", charts=tornado_charts(found))
+    return _with_files(folder, section, found, "config.yaml")

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import number_text
 from ..capacity.slo import UNITS
 from ..run.ranking import pareto_front
-from .charts import axis_of
+from .charts import axis_of, bars
 from .palette import BLACK, GREY, ORANGE, SKY, Style, line_styles, policy_styles
 from .section import Axis, Chart, Series
 
@@ -25,7 +24,9 @@ Deployments = Sequence[Mapping[str, Any]]
 
 def capacity_charts(found: Mapping[str, Any]) -> dict[str, list[Chart]]:
     """The charts of a ``capacity`` or ``recommend``, from its summary, by the name of their
-    figure: ``headroom``, and a front for each pair of metrics."""
+    figure: ``headroom``, and a front for each pair of metrics; of a sensitivity ``tornado``."""
+    if "measures" in found:
+        return {"tornado": tornado_charts(found)}
     every, screened = probed(found)
     count = MOST_LINES - bool(screened)
     most = sorted(every, key=lambda one: -(one["capacity"] or 0.0))[:count]
@@ -61,25 +62,29 @@ def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
     return [_headroom(drawn, clause, unit) for clause in clauses]
 
 
+_HEADROOM = (
+    "Above the line the SLO breaks. A line ends where its deployment is overloaded, or beyond "
+    "twice the limit."
+)
+
+
 def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
     series, full, most = list[Series](), list[tuple[float, float]](), 1.0
     for one, style in zip(drawn, styles(drawn), strict=True):
         probes = [probe for probe in one["curve"] if not probe["overloaded"]]
-        loads = np.array([probe["load"] for probe in probes], float)
-        parts = np.array([probe["stress"].get(clause) or 0.01 for probe in probes], float)
-        series.append(Series("line", one["name"], loads, parts, *style, marks=True))
-        at, most = one.get("at_capacity") or {}, max(most, *parts.tolist())
-        runs = [probe["run"] == at.get("run") for probe in probes]
-        full += zip(loads[runs].tolist(), parts[runs].tolist(), strict=True)
+        loads = [float(probe["load"]) for probe in probes]
+        parts = [float(probe["stress"].get(clause) or 0.01) for probe in probes]
+        series.append(
+            Series("line", one["name"], np.array(loads), np.array(parts), *style, marks=True)
+        )
+        most, run = max(most, *parts), (one.get("at_capacity") or {}).get("run")
+        places = zip(probes, loads, parts, strict=True)
+        full += [(load, part) for probe, load, part in places if probe["run"] == run]
     if full:
-        x, y = np.array(full).T
-        series.append(Series("points", "at its capacity", x, y, BLACK))
+        series.append(Series("points", "at its capacity", *np.array(full).T, BLACK))
     up = Axis("share of the limit (%)", shares=True, ends=(0.0, min(max(1.05 * most, 1.5), 2.1)))
-    caption = (
-        "Above the line the SLO breaks. A line ends where its deployment is overloaded, or beyond "
-        "twice the limit."
-    )
-    return Chart(f"Headroom: {clause}", Axis(f"load ({unit})"), up, series, caption, level=1.0)
+    title, along = f"Headroom: {clause}", Axis(f"load ({unit})")
+    return Chart(title, along, up, series, _HEADROOM, level=1.0)
 
 
 # Pareto fronts ---------------------------------------------------------------------------------
@@ -114,9 +119,8 @@ def points(
 ) -> pd.DataFrame:
     """Every deployment under every load of its curve; ``full``: the load is its capacity.
 
-    Points are grouped by deployment; deployments that were only ``screened`` are one group.
-    ``stress`` is the factor on all limits under which the load just keeps them: less than 1 if the
-    SLO holds. For an overloaded point there is none (NaN).
+    Deployments that were only ``screened`` are one ``group``. ``stress`` is the factor on all
+    limits under which the load just keeps them: 1 is the SLO; NaN where it is overloaded.
     """
     rows = list[dict[str, Any]]()
     grouped = [(one, one["name"]) for one in found] + [(one, SCREENED) for one in screened]
@@ -148,12 +152,6 @@ def cheapest(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     return rows[STRESS].to_numpy(np.float64), rows[COST].cummin().to_numpy(np.float64)
 
 
-def numbered(table: pd.DataFrame, best: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Whether a point has its load beside it: on the front, and at a capacity."""
-    full = table["full"] & (table["group"] != SCREENED)
-    return np.asarray(full | table.index.isin(best.index))
-
-
 def frontier_charts(
     drawn: Deployments, unit: str, currency: str, screened: Deployments = ()
 ) -> dict[str, list[Chart]]:
@@ -181,7 +179,8 @@ def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Cha
     table = table.reset_index(drop=True)
     table[[x, y]] = table[[x, y]].astype(float)
     best, relaxed, series = front(table, x, y), x == STRESS, []
-    labelled = numbered(table, best) & (not relaxed)
+    full = table["full"] & (table["group"] != SCREENED)
+    labelled = (full | table.index.isin(best.index)) & (not relaxed)
     parts = dict(list(table.groupby("group", sort=False)))
     grouped = [
         {"policy": rows["policy"].iloc[0]} for name, rows in parts.items() if name != SCREENED
@@ -247,13 +246,12 @@ def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:
     most = 1.05 * float(np.nanmax(np.abs(np.array([*changes, 1.0], float))))
     charts = []
     for key, some in shown:
-        looks = zip(("low_pct", "high_pct"), (ORANGE, SKY), sides(content), strict=True)
-        places = np.arange(len(some), dtype=float)
-        series = [
-            Series("bars", name, np.array([row[end] for row in some], float), places, colour)
-            for end, colour, name in looks
-        ]
-        factors = Axis("", rows=[row["factor"] for row in some])
+        values = {
+            name: [row[end] for row in some]
+            for name, end in zip(sides(content), ("low_pct", "high_pct"), strict=True)
+        }
         along, caption = Axis("change (%)", ends=(-most, most)), "Each factor is changed by itself."
-        charts.append(Chart(title(content, *key), along, factors, series, caption, edge=0.0))
+        about: dict[str, Any] = {"caption": caption, "edge": 0.0}
+        factors = [row["factor"] for row in some]
+        charts.append(bars(title(content, *key), along, factors, values, (ORANGE, SKY), **about))
     return charts

@@ -93,6 +93,23 @@ def axis_of(values: Iterable[Any], label: str, **options: Any) -> Axis:
     return Axis(label, ends=(0.0, 1.05 * high), **options)
 
 
+def bars(
+    title: str,
+    along: Axis,
+    rows: Sequence[str],
+    values: Mapping[str, Iterable[float]],
+    colours: Iterable[str],
+    **about: Any,
+) -> Chart:
+    """The values of each name in every row, as bars beside each other."""
+    places = np.arange(len(rows), dtype=float)
+    series = [
+        Series("bars", name, np.array([*some], float), places, colour)
+        for (name, some), colour in zip(values.items(), colours, strict=False)
+    ]
+    return Chart(title, along, Axis("", rows=rows), series, **about)
+
+
 def run_charts(tables: Mapping[str, Tables]) -> dict[str, list[Chart]]:
     """The charts that need only a run's tables, by the name of their figure. Those of bubbles need
     a pipeline."""
@@ -111,11 +128,9 @@ def table_styles(tables: Mapping[str, Tables]) -> list[Style]:
 
 
 def cdf(key: str, tables: Mapping[str, Tables]) -> Chart:
-    """CDF of a metric, a line a scenario: over all tokens for ``tbt_s``, else over requests.
-
-    For a metric that grows in an overloaded run, the requests of a steady run's warm-up are left
-    out, as in the printed table. The names tell the overloaded runs.
-    """
+    """CDF of a metric, a line a scenario: over all tokens for ``tbt_s``, else over requests. Of a
+    metric that grows in an overloaded run, the requests of a steady run's warm-up are left out, as
+    in the printed table."""
     metric, series, seen = METRICS[key], [], []
     for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
         values, share = distribution(table, key)
@@ -275,7 +290,6 @@ def timelines(
 
 
 def _rows(stages: Sequence[StageSlices]) -> list[str]:
-    """The names of stages, ranks or replicas."""
     if stages and stages[0].rank:
         return [stage.label for stage in stages]
     if len({stage.replica for stage in stages}) == 1:
@@ -286,7 +300,6 @@ def _rows(stages: Sequence[StageSlices]) -> list[str]:
 
 
 def _boxes(name: str, parts: Sequence[Mapping[str, Any]]) -> Series:
-    """The boxes of a kind: starts, ends and what else is known of them, of each row."""
     rows = np.repeat(np.arange(len(parts), dtype=float), [len(one["end"]) for one in parts])
     more = {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
     colour, start, end = KIND_COLOURS.get(name, VERMILION), more.pop("start"), more.pop("end")
@@ -295,7 +308,6 @@ def _boxes(name: str, parts: Sequence[Mapping[str, Any]]) -> Series:
 
 
 def _worked(analysis: Analysis, stage: StageSlices, kind: int) -> dict[str, Any]:
-    """The batches of a kind."""
     chosen = stage.kind == kind
     columns, which = analysis.records.replicas[stage.replica].iterations, stage.row[chosen]
     return {
@@ -307,7 +319,6 @@ def _worked(analysis: Analysis, stage: StageSlices, kind: int) -> dict[str, Any]
 
 
 def _idle(stage: StageSlices) -> dict[str, Any]:
-    """The idle time before batches, and why."""
     chosen = stage.bubble_s > 0
     why = np.array([bubble_name(kind) for kind in stage.bubble_kind[chosen]], dtype=object)
     return {"start": stage.bubble_start[chosen], "end": stage.start[chosen], "why": why}
@@ -404,17 +415,12 @@ def workload_charts(requests: Sequence[Request], clients: int | None = None) -> 
     output = np.array([request.output_tokens for request in requests], float)
     share = Axis("share of requests (%)", ends=(0.0, 1.0), shares=True)
     lengths = [
-        Series("step", name, *steps(*cumulative(values)), colour)
-        for values, name, colour in (
-            (prompt, "prompt tokens", BLUE),
-            (output, "output tokens", VERMILION),
-        )
+        Series("step", "prompt tokens", *steps(*cumulative(prompt)), BLUE),
+        Series("step", "output tokens", *steps(*cumulative(output)), VERMILION),
     ]
     some = slice(None, None, -(-len(requests) // _MOST_ARRIVALS))
     both = Series("points", "", prompt[some], output[some], GREY)
-    note = ""
-    if arrival_s[-1] <= arrival_s[0]:
-        note = without_times(clients)
+    note = without_times(clients) if arrival_s[-1] <= arrival_s[0] else ""
     along, up = (Axis(f"{name} tokens, log scale", log=True) for name in ("prompt", "output"))
     charts = [
         Chart("Lengths", Axis("tokens, log scale", log=True), share, lengths, note),

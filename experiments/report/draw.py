@@ -57,10 +57,7 @@ _MARKERS = "os^DvP*"
 def draw_all(
     figures: Figures, folder: Path, progress: Progress = silent, heading: str = ""
 ) -> list[Path]:
-    """Draw each figure as ``NAME.png`` and ``NAME.svg`` into ``folder``. Raises OSError.
-
-    ``heading`` stands above all of them: the model, the GPU and the load.
-    """
+    """Draw each figure as ``NAME.png`` and ``NAME.svg`` into ``folder``, below the ``heading``."""
     folder.mkdir(exist_ok=True)
     written = []
     for done, (name, charts) in enumerate(figures.items()):
@@ -85,12 +82,9 @@ def files(charts: Sequence[Chart], heading: str = "") -> dict[str, bytes]:
     figure.set_layout_engine("none")
     words = {"Description": "\n".join(line for chart in charts for line in chart.alt)}
     pixels, lines = BytesIO(), BytesIO()
-    FigureCanvasAgg(figure).print_png(  # type: ignore[no-untyped-call]
-        pixels, metadata={"Software": None, **words}
-    )
-    FigureCanvasSVG(figure).print_svg(  # type: ignore[no-untyped-call]
-        lines, metadata={"Date": None, "Creator": None, **words}
-    )
+    agg, svg = {"Software": None, **words}, {"Date": None, "Creator": None, **words}
+    FigureCanvasAgg(figure).print_png(pixels, metadata=agg)  # type: ignore[no-untyped-call]
+    FigureCanvasSVG(figure).print_svg(lines, metadata=svg)  # type: ignore[no-untyped-call]
     return {"png": pixels.getvalue(), "svg": lines.getvalue()}
 
 
@@ -109,7 +103,8 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     tall = any(chart.y.rows for chart in charts)
     columns = 1 if tall else 2 if len(charts) == 4 else min(_MOST_COLUMNS, len(charts))
     lines = -(-len(charts) // columns)
-    heights = [_height(chart) if tall else _PANEL for chart in charts][::columns][:lines]
+    rows = [max(len(c.y.rows), 2) * max(1, 0.6 * len(c.beside)) for c in charts[::columns]]
+    heights = [_ROW * count + 0.8 if tall else _PANEL for count in rows]
     width = 10.0 if tall else max(_WIDE, 5.2 * columns)
     names, notes = legend(charts)
     small = int(_LETTERS[1] * width)
@@ -141,10 +136,6 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     elif note:
         figure.supxlabel(note, fontsize=_SMALL - 1)
     return figure
-
-
-def _height(chart: Chart) -> float:
-    return _ROW * max(len(chart.y.rows), 2) * max(1, 0.6 * len(chart.beside)) + 0.8
 
 
 def draw_on(axes: Axes, chart: Chart) -> dict[str, Any]:
@@ -235,7 +226,6 @@ def _set_axis(axes: Axes, which: str, axis: Axis) -> None:
 
 
 def _number(value: float, share: bool) -> str:
-    """The text at a tick."""
     if share:
         return f"{100 * value:,.6g} %"
     return f"{value:,.6g}" if abs(value) < 1e6 else f"{value / 1e6:,.6g} M"

@@ -185,17 +185,12 @@ def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker
 
 
 def _whiskers(drawn: Any, one: Series) -> list[Any]:
-    look = {"color": one.colour, "line_alpha": 0.6}
-    found = []
-    if one.ends is not None:
-        found.append(drawn.segment(one.x, one.ends[0], one.x, one.ends[1], **look))
-    if one.ends_x is not None:
-        found.append(drawn.segment(one.ends_x[0], one.y, one.ends_x[1], one.y, **look))
-    return found
+    ends = [] if one.ends is None else [(one.x, one.ends[0], one.x, one.ends[1])]
+    ends += [] if one.ends_x is None else [(one.ends_x[0], one.y, one.ends_x[1], one.y)]
+    return [drawn.segment(*end, color=one.colour, line_alpha=0.6) for end in ends]
 
 
 def _tips(chart: Chart, one: Series) -> list[tuple[str, str]]:
-    """What stands beside the pointer."""
     number = "{0,0.[000000]}" if one.kind == "gantt" else "{0,0.[000]}"
     more = [(name, f"@{{{name}}}") for name in one.more]
     if one.kind in ("bars", "gantt"):
@@ -249,11 +244,8 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 
 def check_report(out: Path) -> Path:
-    """The resolved path of ``out``, where a report may be written.
-
-    It must be missing, or a report of ours that nobody changed. Raises UserError otherwise, and
-    where it would be a foreign file in a result's folder.
-    """
+    """The resolved path of ``out``: missing, or a report of ours that nobody changed. Raises
+    UserError otherwise, and where it would be a foreign file in a result's folder."""
     target = resolved(out)
     if target.is_dir():
         raise UserError(f"--out {out}: is a folder: name a file, such as {out / 'report.html'}")
@@ -282,11 +274,8 @@ def check_report(out: Path) -> Path:
 def write_page(
     folders: Sequence[Path], out: Path, title: str | None = None, progress: Progress = silent
 ) -> int:
-    """Write the report of results to ``out``; returns its size in bytes.
-
-    Raises UserError where a folder is not a result, or ``out`` is not ours to replace; the latter
-    before anything is simulated.
-    """
+    """Write the report of results to ``out``; returns its size in bytes. Raises UserError where a
+    folder is not a result, or (before anything is simulated) ``out`` is not ours to replace."""
     check_report(out)
     sections = sections_of(folders, progress)
     heading = title or enumerated([f"{section.kind} {section.name}" for section in sections])
@@ -294,10 +283,8 @@ def write_page(
 
 
 def write_report(out: Path, text: str) -> int:
-    """Write the page, whole or not at all, with the seal that tells it from other files.
-
-    Returns its size in bytes. Raises UserError where ``out`` is not ours to replace.
-    """
+    """Write the page, whole or not at all, with the seal that tells it from other files; returns
+    its size in bytes. Raises UserError where ``out`` is not ours to replace."""
     target = check_report(out)
     with about_out(out):
         make_folders(target.parent)

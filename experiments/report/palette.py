@@ -67,10 +67,7 @@ def line_colour(colour: str) -> str:
 
 
 def policy_colour(policy: str) -> str:
-    """The colour of a policy, the same in every figure; grey for no policy.
-
-    The colour of a user's policy follows from its name.
-    """
+    """The colour of a policy, the same in every figure, a user's after its name; grey for none."""
     if not policy:
         return GREY
     other = _OTHER_POLICIES[crc32(policy.encode()) % len(_OTHER_POLICIES)]
@@ -78,11 +75,8 @@ def policy_colour(policy: str) -> str:
 
 
 def policy_styles(policies: Sequence[str]) -> list[Style]:
-    """Colour and dash of a line for each of ``policies``, which may name one several times.
-
-    The lines of one policy are shades of its colour, all of which can be seen on white. All differ
-    in dash, so that coinciding lines can be seen.
-    """
+    """Colour and dash of a line for each of ``policies``, which may name one several times: shades
+    of its colour that are seen on white. All differ in dash, so that coinciding ones are seen."""
     colours = [policy_colour(policy) for policy in policies]
     alike, seen = Counter(colours), Counter[str]()
     styles = []
@@ -129,11 +123,6 @@ def to_rgb(colour: str) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def to_hex(parts: Sequence[float]) -> str:
-    """``#rrggbb`` of shares of red, green and blue."""
-    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
-
-
 def _luminance(colour: str) -> float:
     """Relative luminance, as WCAG 2 defines it: 0 to 1."""
     parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in to_rgb(colour)]
@@ -141,13 +130,13 @@ def _luminance(colour: str) -> float:
 
 
 def _with_luminance(colour: str, wanted: float) -> str:
-    """The colour with its hue and the ``wanted`` luminance."""
     if math.isclose(wanted, _luminance(colour), abs_tol=1e-9):
         return colour
     hue, _, saturation = rgb_to_hls(*to_rgb(colour))
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        found = str(to_hex(hls_to_rgb(hue, middle, saturation)))
+        parts = hls_to_rgb(hue, middle, saturation)
+        found = "#" + "".join(f"{round(255 * part):02x}" for part in parts)
         low, high = (middle, high) if _luminance(found) < wanted else (low, middle)
     return found

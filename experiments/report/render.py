@@ -22,10 +22,8 @@ _MOST_ROWS, _FEW = 30, 3
 
 def terminal(section: Section, console: Console, *, verbose: bool = False, rest: str = "") -> str:
     """A section as text for a console: the answer, its command, the first table, what was assumed,
-    warnings, a line each; with ``verbose`` all of them in full, and all tables.
-
-    ``rest`` says where the rows are that are left out of long tables.
-    """
+    warnings, a line each; with ``verbose`` all of them in full, and all tables. ``rest`` says where
+    the rows are that are left out of long tables."""
     with console.capture() as text:
         for line in filter(None, (section.answer, section.command)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -117,11 +115,8 @@ def _print_table(grid: Table, console: Console, rest: str) -> None:
 def rich_table(
     text: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], **about: Any
 ) -> rich_tables.Table:
-    """Columns of text to the left, then columns of numbers to the right, by their headings.
-
-    A cell that is too wide continues in the next line. ``about`` are options of rich's tables: a
-    title, a caption.
-    """
+    """Columns of text to the left, then columns of numbers to the right, by their headings. A cell
+    that is too wide continues in the next line. ``about`` are options of rich's tables."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -161,30 +156,21 @@ def _print_lines(
 
 
 class ProgressBar:
-    """Shows the current step and its expected time, after the first second.
-
-    Use as a context manager, and call it with the step, its progress and its length.
-    """
+    """Shows the current step and its expected time, after the first second: a context manager that
+    is called with the step, its progress and its length."""
 
     def __init__(self, console: Console, enabled: bool) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich import progress
 
         # A log file needs no escape sequences.
         self._enabled = enabled and console.is_terminal
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(),
+        columns = (
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+        )
+        self._progress = progress.Progress(
+            *("{task.description}", *columns, "left:", progress.TimeRemainingColumn()),
             console=console,
             transient=True,
         )

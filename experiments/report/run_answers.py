@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from sarathi_sim.simulator.confidence.coverage import Outside
@@ -26,12 +25,12 @@ from ..run.compare import part_label
 from ..run.ranking import WEIGHED, Load, deciding, ranked
 from ..sweeps.store import RESULTS
 from ..sweeps.sweep import Sweep, called, overload_note, read_sweep, short_names, varying
+from .charts import bars
 from .palette import policy_styles
 from .section import (
     Axis,
     Chart,
     Section,
-    Series,
     Table,
     anchor,
     assumed_of,
@@ -39,6 +38,7 @@ from .section import (
     doubts_of,
     enumerated,
     sentence,
+    table,
     thinned,
 )
 
@@ -56,7 +56,6 @@ def _few(names: Iterable[str]) -> str:
 
 
 def _cannot_tell(seeds: int) -> str:
-    """Why no option is called better; empty with enough seeds."""
     few = {1: "one seed", 2: "two seeds"}
     return f"{few[seeds]} cannot tell, three can" if seeds in few else ""
 
@@ -84,10 +83,8 @@ def run_section(content: Mapping[str, Any]) -> Section:
     """The answer of a run, from the content of its ``summary.json``."""
     summaries: Summaries = content["scenarios"]
     names, deployments = list(summaries), content.get("deployments", {})
-    models, devices = (
-        enumerated(list(dict.fromkeys(one[key] for one in deployments.values())))
-        for key in ("model", "device")
-    )
+    used = [[one[key] for one in deployments.values()] for key in ("model", "device")]
+    models, devices = (enumerated(list(dict.fromkeys(some))) for some in used)
     several = len(names) > 1
     parts = _side_by_side({n: summaries[n] for n in names[:_FEW]}, *([] if several else ["p50"]))
     parts["not named here"] = _few(names[_FEW:])
@@ -96,7 +93,8 @@ def run_section(content: Mapping[str, Any]) -> Section:
     outside = [
         (name, ": ".join(filter(None, [deployments.get(name, {}).get("op_times"), text])))
         for name, one in summaries.items()
-        for text in _outside(one)
+        for op in one.get("outside_profile", ())
+        for text in [str(Outside(**op | {"profile": tuple(map(tuple, op["profile"]))}))]
     ]
     note = f"Predicted. The 90 % bands follow from the errors of the op times. {_DEFINED}"
     rows = filter(None, (number_row(path, list(summaries.values())) for path in SHOWN))
@@ -123,8 +121,6 @@ def run_section(content: Mapping[str, Any]) -> Section:
 
 
 def _side_by_side(summaries: Summaries, *further: str) -> dict[str, str]:
-    """The parts of a sentence: of each run the throughput, and the p99 of the time to first token
-    (unless it is overloaded) and between tokens, with ``further`` quantiles."""
     parts = {}
     for name, one in summaries.items():
         phrases = [f"{number_text(one[WEIGHED[0]] or 0.0)} output tokens/s"]
@@ -160,8 +156,7 @@ def _cells(
 
 
 def _value(summary: Mapping[str, Any], path: str) -> Any:
-    """A number, or a band's two. Latencies are those of the steady part, if a run has one;
-    overloaded: none."""
+    """Latencies are those of the steady part, if a run has one; overloaded: none."""
     value: Any = summary
     if known(path.removesuffix("_band")).metric.grows:
         state = summary["steady"]["state"]
@@ -202,7 +197,6 @@ def ratios_table(content: Mapping[str, Any]) -> Table | None:
 
 
 def _by_text(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Each text once, with the names of all runs that have it."""
     names: dict[str, list[str]] = {}
     for name, text in pairs:
         names.setdefault(text, []).append(name)
@@ -215,12 +209,6 @@ def _overloaded(name: str, one: Mapping[str, Any]) -> str:
         f"{one['steady']['kendall_s']} of 45 over ten blocks), and latencies with it. Those over "
         f"all its {one['finished']:,} requests are in {SUMMARY} (scenarios.{name})"
     )
-
-
-def _outside(one: Mapping[str, Any]) -> list[str]:
-    """The ops of a run with batches outside the measured region."""
-    ops = one.get("outside_profile", ())
-    return [str(Outside(**(op | {"profile": tuple(map(tuple, op["profile"]))}))) for op in ops]
 
 
 # Two results beside each other -------------------------------------------------------------------
@@ -277,7 +265,6 @@ def _divisible(total: Mapping[str, float]) -> bool:
 
 
 def _percent(part: float, whole: float) -> str:
-    """A signed share; a dash if ``whole`` is 0."""
     return f"{round(100 * part / whole, 1) + 0.0:+.1f} %" if whole else "-"
 
 
@@ -286,7 +273,6 @@ def _signed(seconds: float) -> str:
 
 
 def _by_difference(parts: Summaries) -> list[str]:
-    """Names of the parts, the largest difference first."""
     return sorted(parts, key=lambda name: -abs(parts[name]["difference_s"]))
 
 
@@ -294,34 +280,31 @@ def _parts_table(key: str, breakdown: Mapping[str, Any]) -> Table:
     """A row a part; no shares of the difference where the totals are nearly equal."""
     total, parts = breakdown["total"], breakdown["parts"]
     whole = total["difference_s"] if _divisible(total) else 0.0
-    rows = []
     named = [(part_label(key, name), parts[name]) for name in _by_difference(parts)]
-    for label, row in [*named, ("in all", total)]:
-        shares = (_percent(row["difference_s"], of) for of in (total["a_s"], whole))
-        seconds = (f"{row['a_s']:,.4f}", f"{row['b_s']:,.4f}", f"{row['difference_s']:+,.4f}")
-        rows.append([label, *seconds, *shares])
-    headings = ("part", "A (s)", "B (s)", "B - A (s)", "of A's total", "of the difference")
-    return Table(PARTS[key], headings, rows, "The parts add up to the difference exactly.")
+    rows = [
+        {"part": label, "A (s)": f"{row['a_s']:,.4f}", "B (s)": f"{row['b_s']:,.4f}"}
+        | {"B - A (s)": f"{row['difference_s']:+,.4f}"}
+        | {"of A's total": _percent(row["difference_s"], total["a_s"])}
+        | {"of the difference": _percent(row["difference_s"], whole)}
+        for label, row in [*named, ("in all", total)]
+    ]
+    return table(PARTS[key], rows, note="The parts add up to the difference exactly.")
 
 
 def parts_charts(content: Mapping[str, Any]) -> list[Chart]:
     """A pair of bars for each part of the mean latency and of the wall clock, in seconds; none
     where the results are not divided into parts."""
     charts = []
+    colours = [style.colour for style in policy_styles(content["policies"])]
     for key, title in PARTS.items() if "wall" in content else ():
         parts = content[key]["parts"]
         names = _by_difference(parts)
-        places = np.arange(len(names), dtype=float)
-        series = [
-            Series(
-                *("bars", f"{side.upper()}: {content[side]}"),
-                np.array([parts[name][f"{side}_s"] for name in names]),
-                *(places, style.colour),
-            )
-            for side, style in zip("ab", policy_styles(content["policies"]), strict=True)
-        ]
-        rows = Axis("", rows=[part_label(key, name) for name in names])
-        charts.append(Chart(title, Axis("time (s)"), rows, series))
+        values = {
+            f"{side.upper()}: {content[side]}": [parts[name][f"{side}_s"] for name in names]
+            for side in "ab"
+        }
+        rows = [part_label(key, name) for name in names]
+        charts.append(bars(title, Axis("time (s)"), rows, values, colours))
     return charts
 
 
@@ -368,12 +351,6 @@ def sweep_section(swept: Sweep) -> Section:
     )
 
 
-def _phrase(metric: str, text: str) -> str:
-    """``980.0 output tokens/s``, ``0.40 s p99 time to first token``."""
-    first = metric == WEIGHED[0]
-    return f"{text} output tokens/s" if first else f"{text} s {known(metric).spoken}"
-
-
 def _ranges(loads: Sequence[Load], metric: str, options: Sequence[str]) -> list[str]:
     """The smallest and the largest mean of each option over the loads; ``-`` without any."""
     ends: list[float | None] = []
@@ -393,7 +370,8 @@ def _ranking(
     parts, seeds = dict[str, str](), min(load.seeds for load in wins or loads)
     alone = " to ".join(dict.fromkeys((loads[0].name, loads[-1].name))) or "all runs"
     for name, text in zip(best, _ranges(loads, metric, best), strict=True):
-        value = _phrase(metric, text)
+        unit = "output tokens/s" if metric == WEIGHED[0] else f"s {known(metric).spoken}"
+        value = f"{text} {unit}"
         parts |= {"next": f"{name}, {value}"} if parts and wins else {name or alone: value}
     for other in WEIGHED:
         texts = [f"{text} {known(other).metric.unit}" for text in _ranges(loads, other, best)]
@@ -414,19 +392,14 @@ def _ranking(
 
 
 def _best_table(load_names: str, loads: Sequence[Load]) -> Table:
-    """A row for each load: the best value of each metric, and who has it."""
     first, columns = loads[:_MOST_POINTS], []
     for metric in map(known, WEIGHED):
         leaders = [load.leaders(metric.path) or [""] for load in first]
-        means = [
-            load.means(metric.path).get(best[0]) for load, best in zip(first, leaders, strict=True)
-        ]
-        columns.append(
-            [
-                f"{text}: {best[0]}" + f" and {len(best) - 1} equal" * (len(best) > 1)
-                for text, best in zip(metric.texts(means), leaders, strict=True)
-            ]
-        )
+        pairs = zip(first, leaders, strict=True)
+        means = [load.means(metric.path).get(best[0]) for load, best in pairs]
+        equal = [f" and {len(best) - 1} equal" * (len(best) > 1) for best in leaders]
+        cells = zip(metric.texts(means), leaders, equal, strict=True)
+        columns.append([f"{text}: {best[0]}{more}" for text, best, more in cells])
     note = "Equal: no significant difference (within 1 %, or within the spread over seeds, 95 %)."
     if why := _cannot_tell(min(load.seeds for load in loads)):
         note += f" Which is best, {why}."
@@ -482,9 +455,10 @@ def _paired_tables(summary: Mapping[str, Any]) -> list[Table]:
 
 
 def _interval(ratio: Mapping[str, Any] | None) -> str:
-    if ratio is None or ratio["low"] is None:
-        return "-" if ratio is None else f"{ratio['ratio']:.3f}"
-    return f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    if ratio is None:
+        return "-"
+    ends = "" if ratio["low"] is None else f" [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    return f"{ratio['ratio']:.3f}{ends}"
 
 
 def read_sweep_section(folder: Path) -> tuple[Sweep, Section]:
@@ -560,11 +534,9 @@ def check_section(
     name: str, file: str, deployments: Mapping[str, Deployment], notes: Mapping[str, Any]
 ) -> Section:
     """The deployments of a configuration without mistakes, side by side, and what is assumed."""
+    every = [d.pools for d in deployments.values()]
     rows = [
-        (
-            label,
-            *(" + ".join(dict.fromkeys(map(cell, each.pools))) for each in deployments.values()),
-        )
+        (label, *(" + ".join(dict.fromkeys(map(cell, pools))) for pools in every))
         for label, cell in _DEPLOYED.items()
     ]
     if set(rows[-1][1:]) == {"1"}:

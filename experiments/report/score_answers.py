@@ -30,7 +30,7 @@ from ..measured.tune import NOISE
 from ..results import FITS_FORMAT, result_folder, write_summary
 from ..run.compare import part_label
 from ..run.support import FAMILIES, ITERATION, SEQUENCE, SHARE, Combination
-from .charts import cumulative
+from .charts import bars, cumulative
 from .draw import draw_all
 from .palette import BLACK, BLUE, GREEN, PURPLE, VERMILION, Style, line_styles
 from .section import (
@@ -43,6 +43,7 @@ from .section import (
     first_upper,
     read_section,
     sentence,
+    table,
     thinned,
 )
 
@@ -76,24 +77,20 @@ def score_section(content: Mapping[str, Any], name: str = "") -> Section:
         "inside the 90 % band": f"{len(checks) - len(missed)} of {len(checks)} numbers",
         "furthest off": f"{known(path).axis}{f' of {run}' if len(runs) > 1 else ''}: {far}",
     }
-    rows: list[Sequence[str]] = [
-        (
-            *(run, known(path).axis, f"{one['predicted']:.4g}", f"{one['measured']:.4g}"),
-            f"{_off_pct(one):+.1f} %",
-            "{:.4g} to {:.4g}".format(*one["band"]),
-            "yes" if one["inside"] else "no",
-        )
+    rows = [
+        ({} if len(runs) == 1 else {"run": run})
+        | {"": known(path).axis, "predicted": f"{one['predicted']:.4g}"}
+        | {"measured": f"{one['measured']:.4g}", "off": f"{_off_pct(one):+.1f} %"}
+        | {"90 % band": "{:.4g} to {:.4g}".format(*one["band"])}
+        | {"inside": "yes" if one["inside"] else "no"}
         for run, path, one in checks
     ]
-    headings = ["run", "", "predicted", "measured", "off", "90 % band", "inside"]
-    if len(runs) == 1:
-        headings, rows = headings[1:], [row[1:] for row in rows]
     note = "Predicted with the shipped constants of the stack, or the configuration's."
     details = [
         beside_table(run, found["measured"], variants_of(found), NUMBERS)
         for run, found in runs.items()
     ]
-    first = Table("Predicted and measured", headings, rows, note, text=len(headings) - 5)
+    first = table("Predicted and measured", rows, 1 + (len(runs) > 1), note)
     tables = (first, *details, _lacking(runs))
     return Section(
         kind="score",
@@ -181,14 +178,15 @@ def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
     }
     parts |= {"next run": next_runs[0][0]} if next_runs else {}
     rows = [
-        (
-            key,
-            _constant(key, content["before"]),
-            _constant(key, content["tuned"]),
-            "yes" if share >= SETTLED else "no" if share < OPEN else "partly",
-        )
+        {"constant": key, "of the stack": _constant(key, content["before"])}
+        | {"tuned": _constant(key, content["tuned"])}
+        | {"settled by the runs": "yes" if share >= SETTLED else "no" if share < OPEN else "partly"}
         for key, share in settled.items()
     ]
+    note = "Constants that the runs do not settle stay near those of the stack."
+    sample = "In sample: these runs were fitted to. Other loads are less certain."
+    headings = ("run", *(f"{METRICS[m].name}: measured, before, after" for m in NOISE))
+    gains = [{"load": t, "information (nats)": f"{gain:.2f}"} for t, gain in next_runs]
     errors = [(run, *(_beside(of.get(m)) for m in NOISE)) for run, of in runs.items()]
     warnings = content["too_fast"] + [
         f"no significant difference between {a} and {b} in these runs: trust their sum, not each"
@@ -207,23 +205,9 @@ def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
         answer=sentence(parts),
         command=content.get("command", ""),
         tables=[
-            Table(
-                "Constants",
-                ("constant", "of the stack", "tuned", "settled by the runs"),
-                rows,
-                "Constants that the runs do not settle stay near those of the stack.",
-            ),
-            Table(
-                "Means beside measured",
-                ("run", *(f"{METRICS[m].name}: measured, before, after" for m in NOISE)),
-                errors,
-                "In sample: these runs were fitted to. Other loads are less certain.",
-            ),
-            Table(
-                "What a next run would tell",
-                ("load", "information (nats)"),
-                [(text, f"{gain:.2f}") for text, gain in next_runs],
-            ),
+            table("Constants", rows, note=note),
+            Table("Means beside measured", headings, errors, sample),
+            table("What a next run would tell", gains),
         ],
         assumed=thinned(content["notes"]),
         warnings=warnings,
@@ -238,9 +222,8 @@ def _constant(key: str, values: Mapping[str, float]) -> str:
 def _beside(one: Mapping[str, float] | None) -> str:
     if one is None:
         return ""
-    return (
-        f"{1e3 * one['measured_s']:.4g} ms, {one['before_pct']:+.1f} %, {one['after_pct']:+.1f} %"
-    )
+    off = (f"{one[key]:+.1f} %" for key in ("before_pct", "after_pct"))
+    return ", ".join((f"{1e3 * one['measured_s']:.4g} ms", *off))
 
 
 # Charts -----------------------------------------------------------------------------------------
@@ -268,13 +251,10 @@ def _latencies(runs: Mapping[str, Any]) -> Chart:
     for run in runs.values():
         for label, one in variants_of(run).items():
             latencies.setdefault(label, []).append(one["off_pct"]["latency_s"]["mean"])
-    places = np.arange(len(runs), dtype=float)
-    series = [
-        Series("bars", label, np.array(each, float), places, style.colour)
-        for (label, each), style in zip(latencies.items(), line_styles(), strict=False)
-        if len(each) == len(runs)
-    ]
-    return Chart("Mean latency", Axis("mean latency, off (%)"), Axis("", rows=[*runs]), series)
+    whole = {label: each for label, each in latencies.items() if len(each) == len(runs)}
+    looks = dict(zip(latencies, line_styles(), strict=False))
+    colours = [looks[label].colour for label in whole]
+    return bars("Mean latency", Axis("mean latency, off (%)"), [*runs], whole, colours)
 
 
 def run_distributions(scored: ScoredRun) -> list[Chart]:
@@ -325,7 +305,7 @@ def fit_section(
         for op, where, points, *percent in errors.itertuples(index=False)
     ]
     title = "Error on held-out points, percent"
-    table = Table(title, ("op", "where", *headings, "p95", "in band"), rows, text=2)
+    of_ops = Table(title, ("op", "where", *headings, "p95", "in band"), rows, text=2)
     between = errors[errors["where"] == "between"].sort_values("median")
     answer = ""
     if len(between):
@@ -333,7 +313,7 @@ def fit_section(
         of_worst = f"{op}, median {median:.1f} %, p95 {p95:.1f} %"
         covered = f"{between['covered'].mean():.0f} % of the points on average"
         answer = sentence({"largest error": of_worst, "inside the 90 % band": covered})
-    return Section("fit", str(path), question, answer, [table, *details, findings], warnings=said)
+    return Section("fit", str(path), question, answer, [of_ops, *details, findings], warnings=said)
 
 
 def describe(bundle: Bundle, progress: Progress) -> pd.DataFrame:
@@ -343,10 +323,10 @@ def describe(bundle: Bundle, progress: Progress) -> pd.DataFrame:
     steps = 2 * len(tables)
     errors = held_out_errors(bundle, lambda done: progress("hold-outs", done, steps))
     errors["covered"] = np.nan
-    for done, table in enumerate(tables):
+    for done, one in enumerate(tables):
         progress("hold-outs", len(tables) + done, steps)
-        here = (errors["op"] == table.op) & (errors["where"] == "between")
-        errors.loc[here, "covered"] = 100 * coverage(table)[1]
+        here = (errors["op"] == one.op) & (errors["where"] == "between")
+        errors.loc[here, "covered"] = 100 * coverage(one)[1]
     return errors
 
 
@@ -364,13 +344,9 @@ def write_fits(bundle: Bundle, errors: pd.DataFrame, out: Path, progress: Progre
             "errors_percent": errors.to_dict("records"),
         }  # fmt: skip
         write_summary(folder, FITS_FORMAT, content)
-        charts = {table.op: [fit_chart(table, fit_band(table))] for table in op_tables(bundle)}
-        draw_all(
-            charts,
-            folder / "figures",
-            progress,
-            f"{meta.model}, TP {meta.tp}, {meta.device}",
-        )
+        charts = {one.op: [fit_chart(one, fit_band(one))] for one in op_tables(bundle)}
+        heading = f"{meta.model}, TP {meta.tp}, {meta.device}"
+        draw_all(charts, folder / "figures", progress, heading)
 
 
 def fit_chart(table: OpTable, band: Band) -> Chart:
@@ -473,11 +449,8 @@ def _section(found: Sequence[Combination], tables: Sequence[Table]) -> Section:
     if len(every) == 1:
         ((model, device),) = every
         least = min((math.prod(cell.memory[0]) for cell in found if cell.memory), default=0)
-        parts = {
-            f"{model} on {device}": f"{least} GPU{'s' * (least > 1)} at least"
-            if least
-            else "does not run"
-        }
+        gpus = f"{least} GPU{'s' * (least > 1)} at least" if least else "does not run"
+        parts = {f"{model} on {device}": gpus}
     return Section("support", "models", "What runs where?", sentence(parts), tables)
 
 
@@ -522,7 +495,7 @@ def _layout(cell: Combination) -> str:
 
 def by_device(found: Sequence[Combination]) -> Table:
     """The measurements of each device: stacks, versions, number formats."""
-    rows = list[tuple[str, ...]]()
+    rows = []
     for device, stack in dict.fromkeys((cell.device.name, cell.stack) for cell in found):
         mine = [c for c in found if (c.device.name, c.stack) == (device, stack)]
         dtypes = [d for d in WEIGHT_DTYPES if any(c.dtype == d and c.sources for c in mine)]
@@ -531,16 +504,10 @@ def by_device(found: Sequence[Combination]) -> Table:
         versions = {fit.version for fit in kernels.values()} - of_nccl
         versions |= {*versions_on(device, stack)} if stack else set()
         degrees = sorted({tp for cell in mine for tp in cell.sources})
-        rows.append(
-            (
-                device,
-                stack or "(calibrated)",
-                ", ".join([*sorted(versions), *(f"NCCL {v}" for v in sorted(of_nccl))]) or "-",
-                ", ".join(dtypes) or "-",
-                ", ".join(map(str, degrees)) or "-",
-                f"{len({c.model.name for c in mine if c.memory})}",
-            )
-        )
+        used = (", ".join(some) or "-" for some in (dtypes, map(str, degrees)))
+        kernels_of = ", ".join([*sorted(versions), *(f"NCCL {v}" for v in sorted(of_nccl))]) or "-"
+        runs = str(len({c.model.name for c in mine if c.memory}))
+        rows.append((device, stack or "(calibrated)", kernels_of, *used, runs))
     return _grid("Devices", ("device", "kernels of", "versions", "dtypes", "TP", "models"), rows)
 
 
@@ -560,7 +527,6 @@ def details(found: Iterable[Combination]) -> Table:
 
 
 def _of_cell(cell: Combination) -> list[Table]:
-    """Every op's origin, and the memory per GPU in the smallest layout."""
     assert cell.memory is not None
     (tp, pp), memory = cell.memory
     title = f"{cell.kernels.name if cell.kernels else 'calibrated device'}, tp {tp}, pp {pp}"
@@ -633,22 +599,17 @@ def policies() -> Result:
         about = " ".join((policy.__doc__ or "").split())
         keys = {key: one for key, one in policy.model_fields.items() if key != "name"}
         content[name] = {"about": about, "keys": {key: one.default for key, one in keys.items()}}
-        told = [
-            f"{k}={one.default}{_others(one.annotation, one.default)}" for k, one in keys.items()
-        ]
-        rows.append((name, ", ".join(told) or "-", about))
+        defaults = (f"{k}={f.default}{_others(f.annotation, f.default)}" for k, f in keys.items())
+        rows.append((name, ", ".join(defaults) or "-", about))
     return _listed("policies", content, ("keys and defaults", "what it does"), rows)
 
 
 def _listed(
-    what: str,
-    content: Mapping[str, Any],
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    what: str, content: Mapping[str, Any], headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Result:
-    table = Table("", ("name", *headings), rows, text=1 + len(headings))
+    listed = _grid("", ("name", *headings), rows)
     question, answer = f"Which {what} ship?", sentence({"shipped": str(len(rows))})
-    return Result(content, Section("list", what, question, answer, [table]))
+    return Result(content, Section("list", what, question, answer, [listed]))
 
 
 def _others(annotation: object, default: object) -> str:

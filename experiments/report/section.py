@@ -24,9 +24,7 @@ _MOST_ALIKE = 3
 @dataclass(frozen=True)
 class Table:
     """A table that a click on a heading sorts. The first ``text`` columns are left-aligned.
-
-    ``anchors`` are the names of the rows: a click on a point of a chart leads to one.
-    """
+    ``anchors`` are the names of the rows: a click on a point of a chart leads to one."""
 
     title: str
     headings: Sequence[str]
@@ -50,11 +48,9 @@ _LETTER = 6.5
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label with the unit, and the ``ends`` that are seen at first.
-
+    """An axis: its label with the unit, the ``ends`` seen at first, and the only ``ticks``.
     ``rows`` are names at 0, 1, 2, ... from top to bottom, instead of numbers; of ``shares`` the
-    numbers are in percent. ``ticks`` are the only ones.
-    """
+    numbers are in percent."""
 
     label: str
     log: bool = False
@@ -150,8 +146,8 @@ class Chart:
     def text_places(self) -> dict[int, list[tuple[float, float] | None]]:
         """By number of a series of points with texts: where each text stands, from its point (to
         the right and up, in pixels); None where it would hide another text or a point."""
-        spots = {at: one for at, one in enumerate(self.series) if any(one.texts)}
-        spots = {at: one for at, one in spots.items() if one.kind == "points"}
+        every = enumerate(self.series)
+        spots = {at: one for at, one in every if one.kind == "points" and any(one.texts)}
         places = {
             at: list(zip(self._pixels("x", one.x), self._pixels("y", one.y), strict=True))
             for at, one in spots.items()
@@ -348,6 +344,12 @@ def anchor(run: str) -> str:
 def first_upper(text: str) -> str:
     """With a capital letter first; the others as they are."""
     return text[:1].upper() + text[1:]
+
+
+def table(name: str, rows: Sequence[Mapping[str, Any]], text: int = 1, note: str = "") -> Table:
+    """A table of rows by heading, whose numbers and bands become texts."""
+    cells = [[c if isinstance(c, str) else number_or_dash(c) for c in r.values()] for r in rows]
+    return Table(name, tuple(rows[0]) if rows else (), cells, note, text)
 
 
 def enumerated(names: Sequence[str]) -> str:

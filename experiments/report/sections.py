@@ -12,11 +12,7 @@ from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.manifest import spoken
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import number_text
-from ..capacity.probing import (
-    CAPACITY_FORMAT,
-    RECOMMEND_FORMAT,
-    SENSITIVITY_FORMAT,
-)
+from ..capacity.probing import CAPACITY_FORMAT, RECOMMEND_FORMAT, SENSITIVITY_FORMAT
 from ..results import (
     ACCURACY_FORMAT,
     FIGURES_FORMAT,
@@ -44,11 +40,8 @@ _MOST_AXES, _MOST_LOADS, _MOST_CHARTS = 6, 3, 24
 
 
 def _runs(folders: Sequence[Path], progress: Progress = silent) -> Section:
-    """All scenarios of the runs in ``folders``, with charts.
-
-    They are simulated again for the timelines; where that cannot be done, a warning says why.
-    Raises UserError where a folder is not a result.
-    """
+    """All scenarios of the runs in ``folders``, with charts. They are simulated again for the
+    timelines; where that cannot be done, a warning says why."""
     found, again = labelled_tables(folders), dict[str, SimulatedAgain]()
     problems: list[str] = []
     for label, (folder, name, _) in found.items():
@@ -89,7 +82,6 @@ def _runs(folders: Sequence[Path], progress: Progress = silent) -> Section:
 
 
 def _again_charts(again: Mapping[str, SimulatedAgain], policy: Mapping[str, str]) -> list[Chart]:
-    """The charts that need the records of a run."""
     worked = {n: each.analysis for n, each in again.items() if each.analysis.records.end_s > 0}
     if not worked:
         return []
@@ -102,16 +94,13 @@ def _again_charts(again: Mapping[str, SimulatedAgain], policy: Mapping[str, str]
     )
     policies = [policy[name] for name in worked]
     stages = timelines(worked, window, view, MOST_ROWS, policies)
-    named = [
-        replace(one, title=f"Timeline of the stages: {one.title}", caption=caption)
-        for one in stages
-    ]
+    title = "Timeline of the stages"
+    named = [replace(one, title=f"{title}: {one.title}", caption=caption) for one in stages]
     return [*named, *overviews(worked), *occupancy(worked, policies, {})[:1]]
 
 
 def _sweep(folder: Path, _: Mapping[str, Any]) -> Section:
-    """The answer of a sweep with charts of each load by itself, and the origin of its op times.
-    Raises UserError where it is damaged, or no run is finished."""
+    """The answer of a sweep with charts of each load by itself, and the origin of its op times."""
     swept, section = read_sweep_section(folder)
     metrics = that_vary(swept, SHOWN)[0]
     axes = [axis for axis in numeric_axes(swept) if axis != "seed"][:_MOST_AXES]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple, TypeVar
@@ -76,16 +76,10 @@ class RunGroup(NamedTuple):
 
 
 def groups(
-    table: pd.DataFrame,
-    by: str | None,
-    most: int = _MOST_LINES,
-    first: Collection[Any] = (),
+    table: pd.DataFrame, by: str | None, most: int = _MOST_LINES, first: Collection[Any] = ()
 ) -> list[RunGroup]:
-    """The rows of each value of ``by``, in the sweep's order; of many values ``first`` and some of
-    the others; a single group without it.
-
-    If every line has one policy, it has the policy's colour.
-    """
+    """The rows of each value of ``by``, in the sweep's order, in the colour of their policy; of
+    many values ``first`` and some of the others; a single group without it."""
     parts = [("", table)]
     if by is not None:
         values = list(dict.fromkeys(table[by].dropna()))
@@ -128,9 +122,7 @@ class Panel(NamedTuple):
 
 def over(swept: Sweep, x: str) -> tuple[list[Panel], str]:
     """The runs with a value of ``x``: a panel for each load (which may differ in x itself), a group
-    for each value of the compared axis. And the axes over which a line is the median, in words;
-    empty if it has a single run at each place.
-    """
+    for each value of the compared axis; and the axes over which a line is the median, in words."""
     table, by = swept.policies.dropna(subset=[x]), lines_by(swept, x)
     given = [axis for axis in swept.given if not within(x, axis) and axis != by]
     rest = [a for a in varying(table, swept.axes) if not within(x, a) and a not in (by, *given)]
@@ -173,11 +165,9 @@ def axis(values: pd.Series[float], label: str, *, ticks: bool = False) -> Axis:
 
 
 def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> list[Chart]:
-    """Each metric over one axis: a chart a load and metric, a line per value of another axis.
-
-    The line is the median over the other choices and the seeds, the band the 10th to 90th
-    percentile; with fewer than ten values somewhere, the smallest to the largest value.
-    """
+    """Each metric over one axis: a chart a load and metric, a line per value of another axis, the
+    median over the other choices and the seeds. The band is the 10th to 90th percentile; with fewer
+    than ten values somewhere, the smallest to the largest value."""
     parts, pooled = over(swept, x)
     left = left_out(swept.policies.dropna(subset=[x]), lines_by(swept, x))
     return _lines(parts, x, metrics, pooled, left)
@@ -192,9 +182,7 @@ def _lines(
     ends = (LOWER, UPPER) if many else (0.0, 1.0)
     band = "10th to 90th percentile" if many else "smallest to largest"
     several = max(size.max() for size in sizes) > 1
-    said = (
-        [f"{first_upper(pooled)}; band: {band}" if pooled else f"Band: {band}"] if several else []
-    )
+    said = "; ".join(filter(None, (pooled, f"band: {band}"))) if several else ""
     charts = []
     for part in parts:
         for metric in metrics:
@@ -204,18 +192,16 @@ def _lines(
             along = axis(table[x], label(x), ticks=True)
             up = axis(pd.concat([shown(line.rows, metric) for line in part.groups]), label(metric))
             name = f"{label(metric)} over {parameter(x).name}" + _under(part.load)
-            notes = _sentences(*said, left, overload_note(table, [metric]))
+            notes = _sentences(said, left, overload_note(table, [metric]))
             charts.append(Chart(name, along, up, series, notes))
     return charts
 
 
 def _sentences(*notes: str) -> str:
-    """The notes as sentences; those that are empty are left out."""
     return " ".join(f"{first_upper(note)}." for note in notes if note)
 
 
 def _under(load: str) -> str:
-    """The end of a title: the load, if it has a name."""
     return f" ({load})" if load else ""
 
 
@@ -227,10 +213,8 @@ def _medians(
         middle = found.median().dropna()
         if middle.empty:
             continue
-        band = None
-        if ends is not None:
-            low, high = (found.quantile(end)[middle.index].to_numpy(float) for end in ends)
-            band = (low, high)
+        edges = [found.quantile(end)[middle.index].to_numpy(float) for end in ends or ()]
+        band = (edges[0], edges[1]) if edges else None
         values = (middle.index.to_numpy(float), middle.to_numpy(float))
         yield Series("line", name, *values, *style, marks=True, ends=band)
 
@@ -239,8 +223,7 @@ def pairs(swept: Sweep, x: str, y: str, metric: str) -> list[Chart]:
     """A metric over two axes: over x with a line for each value of y, a chart per load and value of
     the compared axis (some of many); the median over the other axes."""
     table = swept.policies.dropna(subset=[x, y])
-    compared = [swept.contrast] if swept.contrast else []
-    apart = list(dict.fromkeys((*swept.given, *compared)))
+    apart = dict.fromkeys(filter(None, (*swept.given, swept.contrast)))
     apart = [axis for axis in apart if not within(x, axis) and not within(y, axis)]
     panels = []
     for name, rows in few(list(grouped(table, apart)), _MOST_PANELS):
@@ -257,11 +240,8 @@ def cdfs(
     swept: Sweep, requests: Callable[[pd.DataFrame], pd.DataFrame], columns: Sequence[str]
 ) -> list[Chart]:
     """CDFs over the requests of all runs of a line, a chart for each load and column; ``requests``
-    reads the requests of some runs, with NaN for latencies that are left out.
-
-    The caption gives the number of the overloaded runs of each line: without them it looks better
-    than it is.
-    """
+    reads those of some runs, with NaN for latencies that are left out. The caption gives the number
+    of the overloaded runs of each line: without them it looks better than it is."""
     by, charts = swept.contrast, []
     note, left = overload_note(swept.table, columns), left_out(swept.table, by)
     for part in by_load(swept.policies, [axis for axis in swept.given if axis != by], by):
@@ -286,14 +266,15 @@ def cdfs(
 
 # Fronts ------------------------------------------------------------------------------------------
 
+_LETTERS = [*ascii_uppercase, *map("".join, product(ascii_uppercase, repeat=2))]
 _ALL_TEXTS = 12
 """With up to so many points in a chart all have a letter, not only the front."""
 
 
 def points(swept: Sweep, load: Load, *metrics: str) -> pd.DataFrame:
     """A row per choice that has both metrics for each seed: each metric's mean over the seeds, in
-    the unit of its label, and its smallest and largest value as ``NAME low`` and ``NAME high``;
-    ``_option`` is the choice's name, ``_layout`` the name without the compared value."""
+    the unit of its label, with its ends ``NAME low`` and ``NAME high``; ``_option`` is the choice's
+    name, ``_layout`` the name without the compared value."""
     rows = swept.policies.loc[list(load.places)]
     rest = [axis for axis in varying(swept.table, swept.chosen) if axis != swept.contrast]
     rows = rows.assign(_option=load.options, _layout=called(rows, rest))
@@ -305,13 +286,9 @@ def points(swept: Sweep, load: Load, *metrics: str) -> pd.DataFrame:
 
 
 def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart]:
-    """Two metrics of every choice and their front, a chart per load where they differ (some of
-    many).
-
-    A point is the mean over its seeds, its whiskers their smallest and largest value. A letter
-    stands for the rest of the choice, such as its layout, the same in all charts. Both metrics must
-    have a direction.
-    """
+    """Two metrics (with a direction) of every choice and their front, a chart per load where they
+    differ (some of many). A point is the mean over its seeds, its whiskers their ends; a letter
+    stands for the rest of the choice, such as its layout, the same in all charts."""
     found = [load for load in swept.loads((x, y)) if min(map(load.spread, (x, y))) > ALIKE]
     loads = few([load for load in found if load.front(x, y)], most)
     tables = [points(swept, load, x, y) for load in loads]
@@ -323,7 +300,7 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
         rows if len(rows) <= _ALL_TEXTS else best for rows, best in zip(tables, fronts, strict=True)
     ]
     layouts = dict.fromkeys(name for some in labelled for name in some["_layout"] if name)
-    letters, by = dict(zip(layouts, _letters(), strict=False)), swept.contrast
+    letters, by = dict(zip(layouts, _LETTERS, strict=False)), swept.contrast
     of_fronts = {value for best in fronts for value in (best[by] if by is not None else ())}
     lines = groups(swept.policies, by, _MOST_LINES - 2, of_fronts)
     seeds = swept.table["seed"].nunique() if "seed" in swept.axes else 1
@@ -351,7 +328,6 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
 
 
 def _spots(rows: pd.DataFrame, lines: Sequence[RunGroup], x: str, y: str) -> Iterator[Series]:
-    """The choices of each line, and those of none."""
     own = [at for line in lines for at in line.rows.index]
     parts = [line._replace(rows=rows[rows.index.isin(line.rows.index)]) for line in lines]
     parts.append(RunGroup("the others", rows[~rows.index.isin(own)], Style(GREY, "-")))
@@ -366,11 +342,6 @@ def _spots(rows: pd.DataFrame, lines: Sequence[RunGroup], x: str, y: str) -> Ite
                 texts=some["_text"].tolist(),
                 links=some["run"].tolist(),
             )
-
-
-def _letters() -> Iterable[str]:
-    """A, B, ... Z, AA, AB, ..."""
-    return [*ascii_uppercase, *(a + b for a in ascii_uppercase for b in ascii_uppercase)]
 
 
 # Which charts ------------------------------------------------------------------------------------
@@ -393,16 +364,14 @@ def sweep_charts(
     swept: Sweep, metrics: Sequence[str] = (), over: Sequence[str] = ()
 ) -> tuple[dict[str, list[Chart]], str]:
     """Charts by the name of their figure: lines over each numeric axis, lines over pairs, a Pareto
-    front, CDFs; and a note on data that they leave out.
-
-    ``metrics`` are columns of its table (by default :data:`SHOWN`), ``over`` the axes. The front
-    shows the first two metrics with a better direction. Latencies of overloaded runs are left out,
-    and every such chart says so. A metric that is equal under each load is left out, and the note
-    names it. Raises UserError for an unknown metric or axis, or if no run has finished.
-    """
+    front (of the first two ``metrics`` with a better direction), CDFs; and a note on data that they
+    leave out: latencies of overloaded runs, metrics that are equal under each load. ``over`` are
+    axes. Raises UserError for an unknown metric or axis."""
     columns = [str(c) for c in swept.table if quantity(str(c)) is not None]
-    _known("--metric", [m for m in metrics if not _percentile_of(m, columns)], columns)
-    swept = replace(swept, table=swept.table.assign(**_percentiles(swept, metrics)))
+    there = [m for m in metrics if quantity(m) and f"{m.rpartition('.')[0]}.p50" in columns]
+    _known("--metric", [m for m in metrics if m not in there], columns)
+    more = {m: _percentile(swept, m) for m in metrics if m not in swept.table}
+    swept = replace(swept, table=swept.table.assign(**more))
     empty = [m for m in metrics or SHOWN if shown(swept.table, m).isna().all()]
     chosen = [metric for metric in metrics or SHOWN if metric not in empty]
     for metric in metrics:
@@ -425,27 +394,16 @@ def sweep_charts(
     return drawn, "; ".join(filter(None, notes))
 
 
-def _percentile_of(metric: str, columns: Sequence[str]) -> bool:
-    """Whether it is a percentile of a distribution that is there with others."""
-    name = metric.rpartition(".")[0]
-    return quantity(metric) is not None and f"{name}.p50" in columns
-
-
-def _percentiles(swept: Sweep, metrics: Sequence[str]) -> dict[str, list[float]]:
-    """The columns of percentiles that the table has not, from the requests of the runs."""
-    found = {}
-    for metric in metrics:
-        if metric not in swept.table:
-            check_kept(metric, "--metric")
-            found[metric] = [
-                percentile_in(
-                    swept.folder / "runs" / row["run"] / row["name"],
-                    metric,
-                    {key: row[f"steady.{key}"] for key in ("state", "warmup_requests")},
-                )
-                for _, row in swept.table.iterrows()
-            ]
-    return found
+def _percentile(swept: Sweep, metric: str) -> list[float]:
+    """A percentile that the table has not, from the requests of the runs."""
+    check_kept(metric, "--metric")
+    keys, runs = ("state", "warmup_requests"), swept.folder / "runs"
+    return [
+        percentile_in(
+            runs / row["run"] / row["name"], metric, {k: row[f"steady.{k}"] for k in keys}
+        )
+        for _, row in swept.table.iterrows()
+    ]
 
 
 def that_vary(swept: Sweep, metrics: Sequence[str]) -> tuple[list[str], str]:
@@ -470,13 +428,15 @@ def that_vary(swept: Sweep, metrics: Sequence[str]) -> tuple[list[str], str]:
 def numeric_axes(swept: Sweep) -> list[str]:
     """The swept keys, and keys within them, that have several numbers as values."""
     table = swept.table
-    inside = [c for c in map(str, table) if any(within(c, axis) for axis in swept.axes)]
-    return [c for c in inside if _is_number(table[c]) and table[c].nunique() > 1]
-
-
-def _is_number(column: pd.Series[Any]) -> bool:
-    values = column.dropna()
-    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+    inside = {c: table[c].dropna() for c in table if any(within(str(c), a) for a in swept.axes)}
+    kinds = pd.api.types
+    return [
+        str(name)
+        for name, values in inside.items()
+        if kinds.is_numeric_dtype(values)
+        and not kinds.is_bool_dtype(values)
+        and values.nunique() > 1
+    ]
 
 
 def _known(option: str, given: Sequence[str], allowed: Sequence[Any]) -> None:

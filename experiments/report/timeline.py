@@ -74,10 +74,8 @@ class Window:
 
 
 def default_window(runs: list[Records]) -> Window:
-    """A window in the middle of the shortest run: four passes through the slowest pipeline.
-
-    Without a pipeline it is forty iterations of the slowest replica.
-    """
+    """A window in the middle of the shortest run: four passes through the slowest pipeline, or
+    without one forty iterations of the slowest replica."""
     ends = [records.end_s for records in runs if records.end_s > 0]
     if not ends:
         return Window(0.0, 1.0)
@@ -92,9 +90,8 @@ def default_window(runs: list[Records]) -> Window:
 def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
     """All stages of all replicas, in order."""
     found = []
-    for number, (log, split) in enumerate(
-        zip(analysis.records.replicas, analysis.gaps, strict=True)
-    ):
+    pairs = zip(analysis.records.replicas, analysis.gaps, strict=True)
+    for number, (log, split) in enumerate(pairs):
         times = split.times
         kind = iteration_kinds(log)
         bubble = split.bubble + split.communication + split.turnaround
@@ -151,9 +148,8 @@ def joined(stage: StageSlices, window: Window) -> list[tuple[Floats, Floats]]:
     of each of :data:`KINDS`, and of bubbles."""
     edges = np.linspace(window.start_s, window.end_s, 501)
     idle = stage.bubble_s > 0
-    spans = [
-        (stage.start[stage.kind == kind], stage.finish[stage.kind == kind]) for kind in (0, 1, 2)
-    ]
+    kinds = [stage.kind == kind for kind in range(len(KINDS))]
+    spans = [(stage.start[one], stage.finish[one]) for one in kinds]
     spans.append((stage.bubble_start[idle], stage.start[idle]))
     shares = np.stack([_time_in(edges, *span) for span in spans])
     most = np.where(shares.sum(axis=0) < np.diff(edges) / 2, -1, shares.argmax(axis=0))
@@ -165,10 +161,8 @@ def joined(stage: StageSlices, window: Window) -> list[tuple[Floats, Floats]]:
 
 def memory_curves(records: Records) -> tuple[Curve, Curve, Curve] | None:
     """Occupancy in percent, tokens and sequences of an iteration, of the first replica (of two
-    pools the first decode worker); None without paged memory.
-
-    Over simulated time; each point is the mean over the iterations formed in a 60th of the run.
-    """
+    pools the first decode worker) over simulated time, means over a 60th of the run; None without
+    paged memory."""
     log = records.replicas[records.prefill_logs]
     if log.pool is None:
         return None
@@ -180,7 +174,7 @@ def memory_curves(records: Records) -> tuple[Curve, Curve, Curve] | None:
     )
 
 
-def _means(log: ReplicaLog, values: Floats) -> tuple[Floats, Floats]:
+def _means(log: ReplicaLog, values: Floats) -> Curve:
     """Middles of intervals of time, and the mean over the iterations in each; NaN without any."""
     ready = log.iterations["ready_s"]
     busy = log.iterations["prefill_tokens"] + log.iterations["decodes"] > 0
@@ -217,10 +211,8 @@ MOST_ROWS = 32
 
 
 def boxes_window(analyses: Iterable[Analysis], most: int = MOST_BOXES) -> Window:
-    """The part of the runs that the timelines of a page hold: as long as ``most`` boxes allow.
-
-    It lies around the middle of the shortest run.
-    """
+    """The part of the runs that the timelines of a page hold, around the middle of the shortest
+    run: as long as ``most`` boxes allow."""
     records = [analysis.records for analysis in analyses]
     first = default_window(records)
     a_second = sum(
@@ -240,15 +232,10 @@ _COLOURS = {"prefill": "thread_state_runnable", "decode": "rail_response", "mixe
 
 
 def trace_events(analysis: Analysis, window: Window) -> dict[str, Any]:
-    """Replicas as processes, stages as threads, micro-batches and bubbles as slices (in us).
-
-    Process and thread ids begin at 1: Perfetto takes 0 for the idle process.
-    """
+    """Replicas as processes, stages as threads, micro-batches and bubbles as slices (in us)."""
     events: list[dict[str, Any]] = []
-    named = set()
     for stage in stage_slices(analysis, window):
-        if stage.replica not in named:
-            named.add(stage.replica)
+        if stage.stage == 0:
             events += _about("process", stage, f"replica {stage.called}", stage.replica)
         events += _about("thread", stage, f"stage {stage.stage}", stage.stage)
         events += _stage_events(analysis.records, stage)
@@ -263,6 +250,7 @@ def write_trace(analysis: Analysis, window: Window, path: Path) -> None:
 
 def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]:
     columns = records.replicas[slices.replica].iterations
+    keys = ("group", "prefill_tokens", "prefill_context", "decodes", "decode_context")
     track = {"ph": "X", **_track(slices)}
     events: list[dict[str, Any]] = []
     for i, row in enumerate(slices.row.tolist()):
@@ -271,19 +259,15 @@ def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]
             about = {"name": f"bubble {bubble_name(int(slices.bubble_kind[i]))}", "cat": "bubble"}
             span = _span(float(slices.bubble_start[i]), start)
             events.append({**track, **about, "cname": "terrible", **span})
-        kind = KINDS[slices.kind[i]]
-        counts = {
-            name: int(columns[name][row])
-            for name in ("group", "prefill_tokens", "prefill_context", "decodes", "decode_context")
-        }
+        kind, counts = KINDS[slices.kind[i]], {key: int(columns[key][row]) for key in keys}
         about = {"name": f"{kind} {counts['prefill_tokens']}+{counts['decodes']}", "cat": kind}
-        about |= {"cname": _COLOURS[kind]}
-        arguments = {"iteration": row, **counts}
-        events.append({**track, **about, **_span(start, finish), "args": arguments})
+        more = {"cname": _COLOURS[kind], "args": {"iteration": row, **counts}}
+        events.append({**track, **about, **_span(start, finish), **more})
     return events
 
 
 def _track(stage: StageSlices) -> dict[str, int]:
+    # From 1 on: Perfetto takes 0 for the idle process.
     return {"pid": stage.replica + 1, "tid": stage.stage + 1}
 
 

@@ -130,16 +130,6 @@ class Machine:
         linear = sum(self.iteration([part]).linear_s for part in chunks)
         return Iteration(linear, attention)
 
-    def prefill_rate(self, tokens: int, prompts: int = 1) -> float:
-        """Prompt tokens a second of a single layer, ``prompts`` prompts at a time."""
-        one = sum(self.block(tokens * prompts).values())
-        return tokens * prompts / (one + prompts * self.attention(tokens) / self.layers)
-
-    def decode_rate(self, batch: int, context: int) -> float:
-        """Decoded tokens a second of a single layer."""
-        one = sum(self.block(batch).values())
-        return batch / (one + self.decode_attention(batch, context) / self.layers)
-
     def serve(
         self, policy: Policy, batch: int, prompt: int, output: int, rounds: int = 20
     ) -> Throughput:

@@ -118,7 +118,7 @@ def test_a_policy_has_one_colour_in_all_charts(
                 if chart.colour != "#000000" and re.search(rf"\b{policy}\b", chart.title):
                     colours.add(chart.colour)
     assert seen == {"orca": {VERMILION}, "sarathi": {BLUE}}
-    known = (
+    known = [
         "sarathi",
         "orca",
         "request_level",
@@ -127,7 +127,7 @@ def test_a_policy_has_one_colour_in_all_charts(
         "trtllm",
         "sarathi_serve",
         "fair",
-    )
+    ]
     assert len({policy_colour(name) for name in known}) == len(known)
     assert policy_colour("mine") == policy_colour("mine")
     assert {policy_colour(f"my {n}") for n in range(20)}.isdisjoint(map(policy_colour, known))
@@ -304,10 +304,7 @@ def test_a_chart_is_there_in_words_too(kind: str) -> None:
 
 def test_a_text_stands_where_it_hides_nothing_or_nowhere() -> None:
     """Far from all others it is above its point; of thirty at one place most are left out."""
-    x, y = (
-        np.array([0.0, 0.0, 1.0, 1.0, *np.full(30, 0.5)]),
-        np.array([0.0, 1.0, 0.0, 1.0, *np.full(30, 0.5)]),
-    )
+    x, y = np.concatenate([np.array([[0, 0, 1, 1], [0, 1, 0, 1]]), np.full((2, 30), 0.5)], axis=1)
     spots = Series("points", "", x, y, texts=["", "", "", "", *["text"] * 30])
     places = Chart("t", Axis("x"), Axis("y"), [spots]).text_places()[0]
     assert places[:4] == [None] * 4 and places[4] == (0, 12)
@@ -355,10 +352,8 @@ def _wcag(one: str, other: str) -> float:
 
     def luminance(colour: str) -> float:
         shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = (
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+        return float(np.dot([0.2126, 0.7152, 0.0722], parts))
 
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from base64 import b64encode
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -275,25 +274,25 @@ def test_the_policy_of_the_page_allows_its_own_scripts_only(sections: dict[str, 
         assert {f"'sha256-{b64encode(d).decode()}'" for d in digests} <= set(allowed[1].split())
 
 
-def test_a_run_that_cannot_be_simulated_again(result: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(result, folder)
-    config = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(config.replace("device: a100-80g-sxm", "device: gone"))
+@pytest.mark.parametrize(
+    ("file", "old", "new", "warning"),
+    [
+        ("config.yaml", "device: a100-80g-sxm", "device: gone", "orca: no timeline, and no errors"),
+        ("summary.json", '"makespan_s": ', '"makespan_s": 9', "profiles or code have changed"),
+    ],
+)
+def test_a_run_that_cannot_be_simulated_again_or_has_changed(
+    result: Path, tmp_path: Path, file: str, old: str, new: str, warning: str
+) -> None:
+    folder = Path(shutil.copytree(result, tmp_path / "run"))
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
     (section,) = sections_of([folder])
-    assert any(w.startswith("orca: no timeline, and no errors") for w in section.warnings)
-    assert not any(chart.title.startswith("Timeline") for chart in section.charts)
+    assert any(warning in line for line in section.warnings)
+    timed = any(chart.title.startswith("Timeline") for chart in section.charts)
+    assert timed == (file == "summary.json")
     assert section.answer.startswith("orca: ")
-
-
-def test_a_run_that_has_changed_since(result: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(result, folder)
-    summary = json.loads((folder / "summary.json").read_bytes())
-    summary["scenarios"]["orca"]["makespan_s"] *= 2
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (section,) = sections_of([folder])
-    assert any("profiles or code have changed" in warning for warning in section.warnings)
 
 
 def test_the_boxes_of_a_timeline_are_few(result: Path) -> None:
@@ -321,37 +320,24 @@ def test_the_command(reported: dict[str, Path], tmp_path: Path) -> None:
     assert b"<title>Mine</title>" in (tmp_path / "score.html").read_bytes()
 
 
-def foreign(folder: Path) -> Path:
-    (folder / "mine.html").write_text("<p>mine</p>")
-    return folder / "mine.html"
-
-
-def edited(folder: Path) -> Path:
-    write_report(folder / "page.html", "<p>ours</p>\n")
-    text = (folder / "page.html").read_text()
-    (folder / "page.html").write_text(text.replace("ours", "mine"))
-    return folder / "page.html"
-
-
-def continued(folder: Path) -> Path:
-    write_report(folder / "page.html", "<p>ours</p>\n")
-    with (folder / "page.html").open("a") as file:
-        file.write("<p>a note of mine</p>\n")
-    return folder / "page.html"
+SEALED, NOT_OURS = "<!-- sarathi-sim report 1", "exists and is not a report of ours"
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    ("old", "new", "problem"),
     [
-        (foreign, "exists and is not a report of ours"),
-        (edited, "was changed since it was written"),
-        (continued, "exists and is not a report of ours"),
+        (f"<p>ours</p>\n{SEALED}", "<p>a page of mine</p>", NOT_OURS),
+        ("ours", "mine", "was changed since it was written"),
+        ("-->\n", "-->\n<p>a note of mine</p>\n", NOT_OURS),
     ],
 )
 def test_a_file_of_the_users_stays(
-    result: Path, tmp_path: Path, make: Callable[[Path], Path], problem: str
+    result: Path, tmp_path: Path, old: str, new: str, problem: str
 ) -> None:
-    path = make(tmp_path)
+    path = tmp_path / "page.html"
+    write_report(path, "<p>ours</p>\n")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
     before = path.read_bytes()
     assert problem in refused("report", result, "--out", path)
     with pytest.raises(UserError):
