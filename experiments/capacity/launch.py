@@ -390,7 +390,7 @@ def launch(scenario: Scenario) -> Launch:
         if _method(scenario) not in ("", "ngram"):
             # The prefill workers' drafter computes its KV cache of the prompt.
             worker = worker.model_copy(update={"speculation": scenario.speculation})
-        both, many = _POOLS[engine], worker.cluster.replicas
+        both, many = _POOLS[worker.policy.name], worker.cluster.replicas
         one = _launch(replace(both.server, file=("--extra-engine-args", f"{pool}.yaml")), worker)
         if one.command is None:
             return one
@@ -398,7 +398,7 @@ def launch(scenario: Scenario) -> Launch:
         hosts.append([f"{pool}-{number}" for number in range(many)])
         first, _, last = one.command.rpartition("END\n")
         lines.append(f"# {many} {pool} worker{'s' if many > 1 else ''}, on {', '.join(hosts[-1])}")
-        lines += filter(None, [_notes(engine, worker).rstrip()])
+        lines += filter(None, [_notes(worker.policy.name, worker).rstrip()])
         if pool == "prefill" and worker.speculation is not None:
             lines.append(
                 "# With the drafter, as its KV cache of a prompt is sent, too: not simulated."
