@@ -47,16 +47,14 @@ ModelOption = Annotated[str, "A shipped model, its Hub name, or a config.json."]
 
 
 def further(kind: type[T], assignments: Assignments) -> T:
-    """The options of ``kind`` that ``--set NAME=VALUE`` gives. Raises UserError for a name or a
-    value that is none."""
+    """The options of ``kind`` that ``--set NAME=VALUE`` gives. Raises UserError."""
     from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
 
     if not isinstance(assignments, Mapping):
-        parts = [(text, *text.partition("=")) for text in assignments]
-        for text, _, equals, _ in parts:
-            if not equals:
-                raise UserError(f"--set {text}: expected NAME=VALUE")
-        assignments = {name: parse_yaml(value, f"--set {text}") for text, name, _, value in parts}
+        if wrong := [text for text in assignments if "=" not in text]:
+            raise UserError(f"--set {wrong[0]}: expected NAME=VALUE")
+        pairs = ((text, text.partition("=")) for text in assignments)
+        assignments = {name: parse_yaml(value, f"--set {text}") for text, (name, _, value) in pairs}
     return parse(kind, assignments, "--set")
 
 
@@ -96,19 +94,18 @@ def written(out: Folder | None, folder: Path | None = None) -> list[Path]:
 
 @contextmanager
 def backend_of(workers: int | str | None) -> "Iterator[Backend]":
-    """So many processes, or the workers of a Dask cluster; it closes at the end."""
-    from .sweeps.backends import DaskWorkers, local_backend
+    """Processes, or the workers of a Dask cluster, closed at the end. Raises UserError."""
+    from .sweeps.backends import DaskWorkers, InProcess, LocalProcesses, processors
 
     backend: Backend
-    said = str(workers)
+    said = str(workers)[:99]
     if "://" in said:
-        backend = DaskWorkers(said)
+        backend = DaskWorkers(str(workers))
     elif workers is None or (said.isdecimal() and len(said) < 5 and 1 <= int(said) <= 4096):
-        backend = local_backend(None if workers is None else int(said))
+        wanted = processors() if workers is None else int(said)
+        backend = LocalProcesses(wanted) if wanted > 1 else InProcess()
     else:
-        raise UserError(
-            f"--workers {said[:99]}: must be 1 to 4096, or an address (tcp://HOST:PORT)"
-        )
+        raise UserError(f"--workers {said}: must be 1 to 4096, or an address (tcp://HOST:PORT)")
     try:
         yield backend
     finally:

@@ -7,7 +7,7 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,12 +70,9 @@ LEDGER_COLUMNS = (
 
 @contextmanager
 def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
-    """A scratch folder that becomes ``out`` when the block ends well, and vanishes when not.
-
-    ``out`` may exist if it is empty or an earlier result of that kind, which is replaced. Raises
-    UserError where it is anything else, holds a file that we did not write, or where another
-    command is about to write it.
-    """
+    """A scratch folder that becomes ``out`` when the block ends well, and vanishes when not. An
+    earlier result of that kind is replaced. Raises UserError where ``out`` is anything else, holds
+    a file that we did not write, or where another command is about to write it."""
     target = check_replaceable(out, kind)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     with about_out(out):
@@ -103,8 +100,7 @@ def open_result(
 ) -> list[Path] | None:
     """Make the folder of a result that grows. Returns the folders that were made, or None if it is
     a result of that kind already. Raises UserError, which begins with ``where`` (default:
-    ``--out``), if it is something else, or holds foreign files other than the names ``apart``.
-    """
+    ``--out``), if it is something else, or holds foreign files other than the names ``apart``."""
     folder, where = resolved(out), where or f"--out {out}"
     with about_out(out):
         made = make_folders(folder)
@@ -114,10 +110,8 @@ def open_result(
     manifest = read_manifest(folder)
     if manifest is None or manifest.kind != kind:
         wanted = kind.removeprefix("sarathi-sim ").rstrip(" 0123456789")
-        raise UserError(
-            f"{where}: exists and is no earlier result of {wanted} (it holds "
-            f"{held_by(folder)}): name another folder"
-        )
+        held_there = f"exists and is no earlier result of {wanted} (it holds {held_by(folder)})"
+        raise UserError(f"{where}: {held_there}: name another folder")
     found = differences(folder, manifest, apart)
     if found.changed or found.foreign:
         raise UserError(
@@ -133,8 +127,7 @@ def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
-    """The resolved path of ``out``. Raises UserError if it holds files that we may not
-    replace."""
+    """The resolved path of ``out``. Raises UserError if it holds files that we may not replace."""
     target = resolved(out)
     if target in (Path.cwd(), *Path.cwd().parents):
         raise UserError(
@@ -196,20 +189,18 @@ def _whole(digits: str) -> int:
 
 def no_run(folder: Path, otherwise: str) -> UserError:
     """The error for a folder without the result of a run: it says what the folder holds."""
-    held = str(read_summary(folder).get("format", ""))
-    for kind in ("capacity", "recommend", "sensitivity", "score"):
-        if held.startswith(f"sarathi-sim {kind} "):
-            told = f"is the answer of {kind}, not of a run: sarathi-sim report {folder} draws it"
-            return UserError(f"{folder}: {told}")
+    kind = str(read_summary(folder).get("format", "")).removeprefix("sarathi-sim ").split(" ")[0]
+    if kind in ("capacity", "recommend", "sensitivity", "score"):
+        otherwise = f"is the answer of {kind}, not of a run: sarathi-sim report {folder} draws it"
+        return UserError(f"{folder}: {otherwise}")
     return UserError(f"{folder}: not the result of a run ({otherwise})")
 
 
 def run_files(
     runs: Mapping[str, tuple[Scenario, Analysis]], config: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    """Files of a result by name: each scenario's requests, its ledger, a policy of the user's own.
-    And ``config.yaml``: ``config`` with the resolved scenarios in it, to simulate the same
-    again."""
+    """Files of a result by name: each scenario's requests, its ledger, a policy of the user's own;
+    and ``config.yaml``: ``config`` with the resolved scenarios, to simulate the same again."""
     from .config.loading import stored
 
     files, scenarios = dict[str, bytes](), {}
@@ -236,9 +227,8 @@ def csv_bytes(table: Table) -> bytes:
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
     """A file of JSON with the version of its fields, in which NaN and infinities are null."""
-    return (
-        json.dumps({**to_json(content), "schema": SCHEMA}, indent=2, allow_nan=False) + "\n"
-    ).encode()
+    text = json.dumps({**to_json(content), "schema": SCHEMA}, indent=2, allow_nan=False)
+    return f"{text}\n".encode()
 
 
 def to_json(value: Any) -> Any:
@@ -284,9 +274,8 @@ def percentile_in(folder: Path, path: str, steady: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Tables:
-    """One scenario's tables, as the figures take them, and the policy it ran. ``token_gaps`` is the
-    table of :class:`sarathi_sim.simulator.views.metrics.Analysis`, None if it was not kept;
-    ``steady`` is the summary's section: whether the run is overloaded, and its warm-up."""
+    """One scenario's tables, as the figures take them, and the policy it ran; ``token_gaps`` None
+    if it was not kept. ``steady``: whether the run is overloaded, and its warm-up."""
 
     requests: pd.DataFrame
     ledger: pd.DataFrame
@@ -300,13 +289,13 @@ def read_tables(folder: Path) -> dict[str, Tables]:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     summary = read_summary(folder)
-    if summary.get("format") == FIGURES_FORMAT:
+    kind, scenarios = summary.get("format"), summary.get("scenarios")
+    if kind == FIGURES_FORMAT:
         raise UserError(f"{folder}: holds figures of several runs: name the runs' own folders")
-    if summary.get("format") == SWEEP_FORMAT:
+    if kind == SWEEP_FORMAT:
         raise UserError(f"{folder}: is a sweep: name it alone, or the folders of its runs")
-    if summary.get("format") != FORMAT:
+    if kind != FORMAT:
         raise no_run(folder, f"no {SUMMARY} of ours")
-    scenarios = summary.get("scenarios")
     if not isinstance(scenarios, dict) or not scenarios:
         raise UserError(f"{folder}: the result is damaged: {SUMMARY} names no scenarios")
     found = {}
@@ -347,19 +336,14 @@ def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
         tables = Tables(served, idle, token_gaps, policy, steady)
     except (OSError, ValueError, LookupError, NotImplementedError) as error:
         raise UserError(f"{folder}: the result is damaged: {one_line(error)}") from None
-    needed = {requests: (tables.requests, REQUEST_COLUMNS), ledger: (tables.ledger, LEDGER_COLUMNS)}
-    for path, (table, columns) in needed.items():
-        if table.empty:
-            raise UserError(f"{path}: the result is damaged: no rows")
-        _check_numbers(path, table, columns)
-    if token_gaps is not None:
-        _check_numbers(gaps, token_gaps, GAP_COLUMNS)
+    needed = [(requests, served, REQUEST_COLUMNS), (ledger, idle, LEDGER_COLUMNS)]
+    needed += [(gaps, token_gaps, GAP_COLUMNS)] if token_gaps is not None else []
+    for path, table, columns in needed:
+        lacking = ["no rows"] if table.empty and path != gaps else []
+        lacking += [f"no column {column}" for column in columns if column not in table]
+        for column in filter(table.__contains__, columns):
+            if not pd.api.types.is_numeric_dtype(table[column]):
+                lacking.append(f"no numbers in {column}")
+        if lacking:
+            raise UserError(f"{path}: the result is damaged: {lacking[0]}")
     return tables
-
-
-def _check_numbers(path: Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
-    for column in columns:
-        if column not in table:
-            raise UserError(f"{path}: the result is damaged: no column {column}")
-        if not pd.api.types.is_numeric_dtype(table[column]):
-            raise UserError(f"{path}: the result is damaged: no numbers in {column}")

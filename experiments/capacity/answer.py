@@ -49,11 +49,8 @@ FULL, MANY_BUBBLES, MOSTLY = 0.97, 0.1, 0.5
 
 @dataclass(frozen=True)
 class Answer:
-    """The capacity of one deployment.
-
-    ``band`` is the capacity with op times slower, and faster, by their joint 90 % band (None: not
-    asked for). ``error`` says why there is no capacity.
-    """
+    """The capacity of one deployment. ``band`` is the capacity with op times slower, and faster, by
+    their joint 90 % band (None: not asked for). ``error`` says why there is no capacity."""
 
     option: Option
     found: Capacity | None
@@ -80,8 +77,7 @@ class Answer:
     @property
     def uncertainty(self) -> tuple[float, float] | None:
         """The 90 % interval of the carried load (:func:`capacity_interval`) by sampling, op times
-        where their ``band`` is known, and the error of predicted capacities; None without a load.
-        """
+        if their ``band`` is known, and the error of predicted capacities; None without a load."""
         if not self.load:
             return None
         kind = "dense" if self.option.deployment.model.experts is None else "mixture"
@@ -90,30 +86,21 @@ class Answer:
 
 
 def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = True) -> list[Answer]:
-    """The capacity of every option, in order. Raises UserError if the runs are too short for the
-    SLO."""
+    """The capacity of every option, in order. Raises UserError if runs are too short."""
     plans = {option: plan_of(option, lab.section, where) for option in options}
     found = lab.pursue({option: capacity(plans[option]) for option in options})
-    spreads: dict[Option, tuple[float, float]] = {}
-    if bands:
-        spreads = banded(lab, plans, {o: f for o, f in found.items() if isinstance(f, Capacity)})
-    return [
-        Answer(option, None, None, one)
-        if isinstance(one := found[option], str)
-        else Answer(option, one, spreads.get(option))
-        for option in options
-    ]
+    known = {option: one for option, one in found.items() if isinstance(one, Capacity)}
+    errors = {option: one for option, one in found.items() if isinstance(one, str)}
+    spreads = banded(lab, plans, known) if bands else {}
+    return [Answer(o, known.get(o), spreads.get(o), errors.get(o, "")) for o in options]
 
 
 def banded(
     lab: Laboratory, plans: Mapping[Option, SearchPlan], found: Mapping[Option, Capacity]
 ) -> dict[Option, tuple[float, float]]:
-    """Each capacity if all ops were slower, or faster, by the joint 90 % band of their errors.
-
-    The band is that of a saturated run's makespan. Pilots with these op times and with the
-    profile's have the same random numbers; the ratio of their loads scales the capacity. Of two
-    pools it is the band of their ops' time, the wider end of both.
-    """
+    """Each capacity if all ops were slower, or faster, by the joint 90 % band of their errors in a
+    saturated run (:func:`slower_factors`). Pilots with these op times and with the profile's have
+    the same random numbers; the ratio of their loads scales the capacity."""
     searches = {}
     for number, (option, one) in enumerate(found.items()):
         lab.progress("errors of op times", number, len(found))
@@ -130,8 +117,8 @@ def banded(
 
 
 def slower_factors(option: Option, plan: SearchPlan, loaded: Probe | None = None) -> list[float]:
-    """Quantiles of the factor by which op errors lengthen a saturated run; of clients the run of a
-    ``loaded`` probe."""
+    """Quantiles of the factor by which op errors lengthen a saturated, or a ``loaded`` probe's
+    run."""
     probe, kind = Probe(AT_ONCE, plan.seed, plan.pilot_requests), "rate"
     if plan.whole and loaded is not None:
         probe, kind = loaded, "clients"
@@ -143,7 +130,6 @@ def slower_factors(option: Option, plan: SearchPlan, loaded: Probe | None = None
 def _scaled_pilots(
     plan: SearchPlan, rough: Crossing, factors: list[float]
 ) -> Search[tuple[float, float]]:
-    """A search for the ratios of the capacity with slower op times, and with faster ones."""
     if not factors:
         return 1.0, 1.0
     loads, plan = [], replace(plan, tolerance=min(plan.tolerance, FINE))
@@ -155,16 +141,12 @@ def _scaled_pilots(
     return loads[1] / base, loads[-1] / base
 
 
-# What binds ----------------------------------------------------------------------------------
-
-
 def binding(answer: Answer) -> dict[str, Any]:
-    """The clause that breaks first when the load rises, and the cause: numbers of a probe just
-    above a replication's crossing, for the clause that breaks in most replications.
-
-    ``slo`` is the clause, ``because`` one of memory, bubbles, queueing, with two pools slot (of a
-    decode worker) and transfer, and iterations (the time of the batches themselves).
-    """
+    """The clause that breaks when the load rises (``slo``) in most replications, with numbers of a
+    probe just above a crossing, and the cause (``because``): memory, bubbles, queueing, too long,
+    with two pools slot (of a decode worker) and transfer, or the iterations themselves. Shares of
+    the slot are at P99: of the time to first token, and of a prefill worker's service (from the
+    first chunk until the KV is sent)."""
     found = answer.found
     if found is None:
         return {}
@@ -176,44 +158,23 @@ def binding(answer: Answer) -> dict[str, Any]:
     else:
         assert found.pilot is not None
         broken = found.pilot.broken if isinstance(found.pilot, Crossing) else found.pilot
-    summary = broken.summary
+    summary, after = broken.summary, broken.summary["after_warmup"]
+    ttft = float(after["ttft_s"]["p99"])
     evidence = {
         "kv_peak_share": summary["kv_peak_share"],
         "preemption_rate": summary.get("preemption_rate"),
         "bubble_share": summary["bubble_share"],
-        "queueing_share_of_ttft": _queueing(summary),
-        **_after_prefill(summary),
-        "mean_batch": summary["mean_batch"],
-        "mfu": summary["mfu"],
+        "queueing_share_of_ttft": after["queueing_s"]["p99"] / ttft,
     }
-    return {
-        "slo": broken.verdict.worst,
-        "because": _cause(broken, evidence),
-        "at_load": broken.probe.load,
-        **evidence,
-    }
-
-
-def _queueing(summary: Mapping[str, Any]) -> float:
-    """The share of the time to first token before a request's first chunk, at P99."""
-    after = summary["after_warmup"]
-    return float(after["queueing_s"]["p99"] / after["ttft_s"]["p99"])
-
-
-def _after_prefill(summary: Mapping[str, Any]) -> dict[str, float]:
-    """With two pools: the shares of the wait for a decode slot and of the transfer in the time to
-    first token, and that of the slot in the service time of a prefill worker (from the first chunk
-    until the KV is sent), at P99."""
-    after = summary["after_warmup"]
-    if "slot_s" not in after:
-        return {}
-    names = ("ttft_s", "prefill_s", "slot_s", "transfer_s")
-    ttft, prefill, slot, transfer = (float(after[name]["p99"]) for name in names)
-    return {
-        "slot_share_of_ttft": slot / ttft,
-        "transfer_share_of_ttft": transfer / ttft,
-        "slot_share_of_service": slot / (prefill + slot + transfer),
-    }
+    if "slot_s" in after:
+        names = ("prefill_s", "slot_s", "transfer_s")
+        prefill, slot, transfer = (float(after[name]["p99"]) for name in names)
+        evidence["slot_share_of_ttft"] = slot / ttft
+        evidence["transfer_share_of_ttft"] = transfer / ttft
+        evidence["slot_share_of_service"] = slot / (prefill + slot + transfer)
+    evidence |= {key: summary[key] for key in ("mean_batch", "mfu")}
+    why = {"slo": broken.verdict.worst, "because": _cause(broken, evidence)}
+    return {**why, "at_load": broken.probe.load, **evidence}
 
 
 def _cause(broken: Probed, evidence: Mapping[str, Any]) -> str:
@@ -238,9 +199,6 @@ def _cause(broken: Probed, evidence: Mapping[str, Any]) -> str:
     return "iterations"
 
 
-# JSON ----------------------------------------------------------------------------------------
-
-
 def said_of(options: Iterable[Option], load: str | None) -> dict[str, dict[str, list[str]]]:
     """By option: its ``notes``, the assumptions under the searched kind of ``load`` (None: under
     its own load), and its ``doubts``."""
@@ -255,12 +213,9 @@ def said_of(options: Iterable[Option], load: str | None) -> dict[str, dict[str, 
 
 
 def as_json(answer: Answer, kind: str) -> dict[str, Any]:
-    """One deployment's answer in numbers; ``kind`` of load: rate or clients.
-
-    ``capacity`` is the carried load: the load ``offered`` less the ``rejected_share``. Without an
-    error ``settled`` says whether it is known, and ``why_not`` why it is not. ``uncertainty`` is
-    :attr:`Answer.uncertainty`.
-    """
+    """One deployment's answer in numbers; ``kind`` of load: rate or clients. ``capacity`` is the
+    carried load: the load ``offered`` less the ``rejected_share``. Without an error ``settled``
+    says whether it is known, and ``why_not`` why it is not."""
     option, found = answer.option, answer.found
     cluster, pools = option.scenario.cluster, option.deployment.pools
     about: dict[str, Any] = {
@@ -288,8 +243,6 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
     if found is None:
         return {**about, "capacity": None, "error": answer.error}
     at = pooled_numbers(found.at, found.verdict, option) if found.verdict is not None else None
-    saturation = found.saturation
-    scenario = None if at is None else scenario_at(option, at, kind)
     return {
         **about,
         "capacity": None if found.unsettled else found.carried,
@@ -303,11 +256,11 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "spread_of_a_run": found.spread if found.crossings else None,
         "replications": [one.load for one in found.crossings],
         "simulated_replicas": about["replicas"] // (option.alike if kind == "rate" else 1),
-        "saturation": saturation if math.isfinite(saturation) else None,
+        "saturation": found.saturation if math.isfinite(found.saturation) else None,
         "binds": binding(answer),
         "at_capacity": at,
         "curve": [at if p.probe.load == found.load else numbers(p, option) for p in curve(found)],
-        "scenario": scenario,
+        "scenario": None if at is None else scenario_at(option, at, kind),
     }
 
 
@@ -330,24 +283,21 @@ def curve(found: Capacity) -> list[Probed]:
 
 
 def numbers(probed: Probed, option: Option) -> dict[str, Any]:
-    """A probe's load, values, and throughput per user and per GPU.
-
-    ``input_tokens_per_s`` (prompts, those found in a cache too) and ``output_tokens_per_s`` are the
-    rates of all replicas if every accepted request is served: a run takes longer than its requests
-    take to arrive. For a closed loop they are the run's own rates.
-    """
-    summary, after = probed.summary, probed.summary["after_warmup"]
+    """A probe's load, values, and throughput per user and per GPU. ``input_tokens_per_s`` (prompts,
+    those found in a cache too) and ``output_tokens_per_s`` are the rates of all replicas: a closed
+    loop's own, else as if every accepted request is served, which takes longer than arrivals."""
+    summary, after, probe = probed.summary, probed.summary["after_warmup"], probed.probe
     tpot, served = after["tpot_s"]["p50"], probed.scale * summary["requests_per_s"]
     output = summary["output_tokens_per_s"]
     tokens = [probed.scale * each for each in (summary["tokens_per_s"] - output, output)]
     clients = option.scenario.workload.arrivals.kind == "closed_loop"
-    if not clients and served and math.isfinite(probed.probe.load):
-        part = probed.probe.load * (1 - probed.verdict.rejected) / served
+    if not clients and served and math.isfinite(probe.load):
+        part = probe.load * (1 - probed.verdict.rejected) / served
         tokens = [part * each for each in tokens]
     return {
         "run": probed.run,
-        "load": probed.probe.load,
-        "requests": probed.probe.requests,
+        "load": probe.load,
+        "requests": probe.requests,
         **_judged(probed.verdict),
         "ttft_p99_s": after["ttft_s"]["p99"],
         "tbt_p99_s": after["tbt_s"]["p99"],
@@ -372,22 +322,14 @@ def _judged(verdict: Verdict) -> dict[str, Any]:
 def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> dict[str, Any]:
     """The numbers of replications at one load: SLO values pooled, the other numbers as means;
     ``runs`` names the replications, ``requests_of_all`` is the requests of one on all replicas."""
-    each = [numbers(probed, option) for probed in at]
-    keys = (
-        *("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s"),
-        *("input_tokens_per_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu"),
-    )
+    each, judged = [numbers(probed, option) for probed in at], _judged(verdict)
     means = {
-        key: None if each[0][key] is None else float(np.mean([one[key] for one in each]))
-        for key in keys
+        key: float(np.mean([one[key] for one in each]))
+        for key, value in each[0].items()
+        if value is not None and key not in (*judged, "run", "load", "requests")
     }
-    return {
-        **each[0],
-        **_judged(verdict),
-        **means,
-        "runs": [probed.run for probed in at],
-        "requests_of_all": at[0].probe.requests * at[0].scale,
-    }
+    runs, requests = [probed.run for probed in at], at[0].probe.requests * at[0].scale
+    return {**each[0], **judged, **means, "runs": runs, "requests_of_all": requests}
 
 
 @dataclass(frozen=True)
@@ -436,14 +378,11 @@ def add_costs(row: dict[str, Any], per_hour: float) -> None:
     """Add the cost per hour to a deployment, and the costs of a million input and of a million
     output tokens to it and each of its probes. The deployment's tokens cost as at the rate that was
     asked for, or at its capacity; None if it does not sustain the rate."""
-    row["per_hour"], at = per_hour, row.get("at_capacity")
-    asked = row.get("at_rate")
+    row["per_hour"], at, asked = per_hour, row.get("at_capacity"), row.get("at_rate")
     for probe in (*row.get("curve", ()), *filter(None, (at, asked))):
-        probe |= {
-            cost: per_million_tokens(per_hour, 1, probe[rate]) for cost, rate in COSTS.items()
-        }
-    known = at and row["settled"] and row["capacity"]
-    there = (asked or at) if known else None
+        for cost, rate in COSTS.items():
+            probe[cost] = per_million_tokens(per_hour, 1, probe[rate])
+    there = (asked or at) if at and row["settled"] and row["capacity"] else None
     row |= {cost: there[cost] if there else None for cost in COSTS}
 
 
@@ -472,9 +411,7 @@ def answered(
     refine: int = 0,
 ) -> dict[str, Any]:
     """The question and the answer, as in ``summary.json``, with the costs of GPUs with a price.
-
-    ``refine`` times, deployments halfway between the best and its neighbours are searched, too.
-    """
+    ``refine`` times, deployments halfway between the best and its neighbours are searched, too."""
     section, where = lab.section, draft.source.file
     found = answers(lab, options, where, bands)
     for _ in range(refine):
@@ -482,7 +419,6 @@ def answered(
             break
         found += answers(lab, further, where, bands)
         found = [found[place] for place in in_order([one.option.point for one in found])]
-    options = [one.option for one in found]
     lab.write_tables()
     deployments = [as_json(each, section.load) for each in found]
     for one, each in zip(deployments, found, strict=True):
@@ -499,7 +435,7 @@ def answered(
         "keep": section.replications.keep,
         "may_reject": section.rejected,
         "deployments": deployments,
-        **said_of(options, section.load),
+        **said_of([one.option for one in found], section.load),
         "prices": prices.stated,
         "probes": len(lab.runs.keys() - lab.report.failures.keys()),
         "provenance": "predicted",
@@ -507,7 +443,6 @@ def answered(
 
 
 def _halfway(lab: Laboratory, draft: Draft, found: Sequence[Answer]) -> list[Option]:
-    """The possible deployments halfway between the best and its neighbours."""
     loads, options = [one.load for one in found], list[Option]()
     if not any(loads):
         return []
@@ -527,17 +462,20 @@ def result_files(
 ) -> dict[str, bytes]:
     """The files of the result beside its probes."""
     found = content["deployments"]
-    header = draft.header.model_dump(include={"name", "description"})
-    question = {**header, **draft.raw, "capacity": section.model_dump(exclude_none=True)}
     return {
         SUMMARY: json_bytes(content),
         "capacity.csv": capacities(found).to_csv(index=False).encode(),
         "headroom.csv": headroom(found).to_csv(index=False).encode(),
-        "config.yaml": dump_yaml({**question, "scenarios": draft.overrides}).encode(),
+        "config.yaml": question_yaml(draft, section),
     }
 
 
-# Tables ----------------------------------------------------------------------------------------
+def question_yaml(draft: Draft, section: CapacitySection | None) -> bytes:
+    """A configuration that asks the same again; without a ``section`` it has the file's own."""
+    config = {**draft.header.model_dump(include={"name", "description"}), **draft.raw}
+    if section is not None:
+        config["capacity"] = section.model_dump(exclude_none=True)
+    return dump_yaml({**config, "scenarios": draft.overrides}).encode()
 
 
 def headroom(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -557,11 +495,11 @@ def headroom(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def capacities(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """A row a deployment."""
     rows = []
+    first = ("policy", "capacity", "settled", "offered", "rejected_share", "saturation")
     for one in found:
         binds = one.get("binds") or {}
         row = {"name": one["name"], "device": one["device"], **layout(one)}
-        row |= {"policy": one["policy"], "capacity": one["capacity"], "settled": one["settled"]}
-        row |= {key: one.get(key) for key in ("offered", "rejected_share", "saturation")}
+        row |= {key: one.get(key) for key in first}
         for key in ("interval", "band", "uncertainty"):
             row[f"{key}_low"], row[f"{key}_high"] = one.get(key) or (None, None)
         row |= {key: one.get(key) for key in ("per_hour", *COSTS)}

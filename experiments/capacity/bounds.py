@@ -16,11 +16,7 @@ from sarathi_sim.simulator.loop.handover import Handover
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost
 from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
-from ..config.deployment import (
-    Deployment,
-    PoolsDeployment,
-    prompt_of,
-)
+from ..config.deployment import Deployment, PoolsDeployment, prompt_of
 from ..config.inputs import host_of
 from ..config.pools import HANDOVERS, acceptance_of
 from .options import Option
@@ -36,19 +32,15 @@ _TOKENS = ("tpot_s", "tbt_s", "tbt_max_s")
 
 
 class Bounds:
-    """Upper bounds of a deployment's rate, from its op times alone, without a simulation.
+    """Upper bounds of a deployment's rate of served requests.
 
-    Rejected requests take no time: rates count served requests. The throughput is bounded by the
-    least GPU time of a request: all its tokens at the best rate of any batch, its prompt's
-    attention in one piece, its decodes' attention in the best batch. Prompt tokens that a prefix
-    cache may hold cost nothing. A limit on the time between tokens bounds this batch, and the rate
-    of chunks that alone take longer. Latencies are bounded by the latency of a single request.
-    With data-parallel attention the ranks share this GPU time, but for that of the experts, which
-    compute the tokens of all ranks at the best rate of any number of tokens. Remote prompt
-    tokens cost nothing, but take memory. Deployments with the same op times share their attention.
-    Of speculation each decode has the rows of its drafts; the drafter costs nothing. A decode
-    yields the mean number of tokens in a throughput, and all its drafts hold in a latency.
-    """
+    The throughput is bounded by the least GPU time of a request: all its tokens at the best rate of
+    any batch, its prompt's attention in one piece, its decodes' in the best batch. A limit on the
+    time between tokens bounds this batch, and the rate of chunks that alone take longer; latencies
+    are bounded by that of a single request. Rejected requests, prompt tokens that are remote or
+    that a prefix cache may hold, and the drafter cost nothing. Ranks of attention share the GPU
+    time but for the experts', which compute the tokens of all ranks at their best rate. A decode
+    has the rows of its drafts, and yields the mean number of tokens (in a latency all of them)."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -63,17 +55,16 @@ class Bounds:
         self.new_tokens = np.minimum(own, here)
         self.prompt = self.new_tokens[each]
         tokens = np.array([request.output_tokens for request in sample], np.float64)
-        spec, mean = deployment.scenario.speculation, 1.0
-        drafts = 0 if spec is None else spec.draft_length
-        if drafts:
-            mean = acceptance_of(deployment.scenario, deployment.model).mean
+        scenario = deployment.scenario
+        drafts = 0 if scenario.speculation is None else scenario.speculation.draft_length
+        mean = acceptance_of(scenario, deployment.model).mean if drafts else 1.0
         self.per_decode = 1 + drafts  # tokens at most
         self.decodes = (tokens - 1) / mean  # iterations, and below their rows: the first has fewer
         self.decode_rows = np.maximum(self.per_decode * self.decodes - drafts, self.decodes)
         self.rows_each = float(self.decode_rows.sum() / max(self.decodes.sum(), 1e-9)) or 1.0
         held = np.array([request.prompt_tokens for request in sample], np.float64)
-        self.sequences = deployment.scenario.batching.max_batch or 1
-        chunking = deployment.scenario.policy.build().chunking
+        self.sequences = scenario.batching.max_batch or 1
+        chunking = scenario.policy.build().chunking
         longest = int(held.max())
         self.chunk = chunking.tokens if chunking else longest
         rows = (chunking.rows if chunking else longest) + self.per_decode * self.sequences
@@ -81,12 +72,11 @@ class Bounds:
         self.context = float((held + tokens / 2).mean())
         self.own_context = float((own[each] + tokens / 2).mean())
         self.linear = _layer(self.cost, self.sizes)
-        self.ranks = deployment.scenario.cluster.dp
+        self.ranks = scenario.cluster.dp
         self.shared = 0.0 * self.sizes  # the part of a layer that takes the tokens of all ranks
         if self.ranks > 1:
             self.shared = self.cost.op_s(MOE, self.sizes)
-        scale = self.cost.layer.scale
-        self.decode = scale * _decodes(self.deployment.ops, self.context)
+        self.decode = self.cost.layer.scale * _decodes(self.deployment.ops, self.context)
 
     @property
     def token_s(self) -> float:
@@ -95,7 +85,6 @@ class Bounds:
         return float(layers + self._edges(np.ones(1))[0]) / self.per_decode
 
     def _edges(self, rows: Floats) -> Floats:
-        """The time of an iteration outside its layers: the LM head, the host, the links."""
         links = (len(self.layers) - 1) * self.cost.transfer_s(rows)
         return np.asarray(self.cost.last_s(rows) + self.cost.host_s(rows) + links)
 
@@ -127,9 +116,7 @@ class Bounds:
     def under(self, objective: Objective) -> float:
         """A rate that one replica cannot exceed while it keeps a clause of an SLO."""
         found = [np.inf]
-        share = 1 - objective.kept_share
-        if objective.statistic == "mean":
-            share = 0.0
+        share = 0.0 if objective.statistic == "mean" else 1 - objective.kept_share
         for metric, limit in objective.limits.items():
             if metric not in _TOKENS:
                 continue
@@ -141,19 +128,14 @@ class Bounds:
         return min(found)
 
     def _largest_batch(self, limit_s: float) -> int:
-        """The most decodes of an iteration that takes at most ``limit_s``."""
         rows = np.interp(self.rows_each * BATCHES, self.sizes, self.linear)
         takes = sum(self.layers) * (rows + self.decode) + self._edges(BATCHES.astype(np.float64))
         return int(BATCHES[min(int((takes <= limit_s * SLACK).sum()), len(BATCHES) - 1)])
 
     def _slow_chunks(self, limit_s: float, share: float) -> float:
         """The request rate at which slow iterations, whose chunk alone exceeds the limit, delay
-        ``share`` of the tokens.
-
-        An arriving prompt meets the mean number of decodes (Poisson arrivals), so the share is the
-        rate of slow iterations times the mean time between tokens. Prompts that arrive during a
-        full iteration share the next one.
-        """
+        ``share`` of the tokens: their rate times the mean time between tokens, as an arriving
+        prompt meets the mean number of decodes. Prompts that arrive meanwhile share the next."""
         takes = sum(self.layers) * self.linear + self._edges(np.ones(1))[0]
         slow = self.sizes[takes > limit_s * SLACK]
         if not len(slow) or slow[0] > self.chunk:
@@ -191,22 +173,19 @@ def _cost(deployment: Deployment) -> IterationCost:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # deployments with the same op times share their attention
 def _decodes(ops: OpTimes, context: float) -> Floats:
-    """Decode attention of :data:`BATCHES`."""
     return ops.decode(BATCHES, context)
 
 
 @lru_cache(maxsize=64)
 def _prompts(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
-    """Attention of prompts in one piece."""
-    return ops.prefill(np.array(tokens), 0.0)
+    return ops.prefill(np.array(tokens), 0.0)  # in one piece
 
 
 def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) -> float:
     """Requests a second that one replica cannot exceed while it keeps the objectives; of two pools,
-    what all workers of the first to saturate cannot exceed, or the links of the prefill workers.
-    Decode workers with a prefix cache may need nothing sent."""
+    what all workers of the first to saturate cannot exceed, or the links of the prefill workers."""
     pools, whole = _serving(option), option.deployment
     if not isinstance(whole, PoolsDeployment):
         return saturation(pools[0], objectives)
@@ -220,8 +199,7 @@ def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) ->
 
 
 def _serving(option: Option) -> list[Deployment]:
-    """The pools of a deployment with the requests that it serves: one pool may refuse what the
-    other would not."""
+    """The pools of a deployment with the requests that it serves as a whole."""
     refused, pools = option.deployment.refused[0], option.deployment.pools
     return [
         replace(pool, requests=[one for one in pool.requests if one.id not in refused])
@@ -232,8 +210,7 @@ def _serving(option: Option) -> list[Deployment]:
 
 
 def saturation(deployment: Deployment, objectives: Sequence[Objective] = ()) -> float:
-    """Requests a second that one replica of one pool cannot exceed while it keeps the
-    objectives."""
+    """Requests a second that a replica of a pool cannot exceed while it keeps the objectives."""
     bounds = Bounds(deployment)
     return min([bounds.requests_per_s(), *map(bounds.under, objectives)])
 
@@ -241,10 +218,9 @@ def saturation(deployment: Deployment, objectives: Sequence[Objective] = ()) -> 
 def sent_per_s(prefill: Deployment, over: Handover, requests: Sequence[Request]) -> float:
     """Requests a second whose KV the links of one prefill worker can send, a link a rank; those
     with one output token are not sent."""
-    took = [
-        over.setup_s + over.token_s * one.prompt_tokens for one in requests if one.output_tokens > 1
-    ]
-    return prefill.scenario.cluster.dp * len(requests) / max(sum(took), 1e-12)
+    sent = [one.prompt_tokens for one in requests if one.output_tokens > 1]
+    took_s = sum(over.setup_s + over.token_s * tokens for tokens in sent)
+    return prefill.scenario.cluster.dp * len(requests) / max(took_s, 1e-12)
 
 
 def as_prefill(deployment: Deployment) -> Deployment:
@@ -288,8 +264,7 @@ def _layer(cost: IterationCost, tokens: npt.ArrayLike) -> Floats:
 
 
 def _prompt_s(bounds: Bounds, tokens: float) -> float:
-    """Seconds of a prompt, in the chunks that the budget allows, on all stages; successive chunks
-    overlap in the pipeline."""
+    """Seconds of a prompt on all stages; its chunks overlap in the pipeline."""
     attention = bounds.cost.layer.scale * float(_prompts(bounds.deployment.ops, (tokens,))[0])
     chunk = int(min(tokens, bounds.chunk))
     passes, layers = tokens / max(chunk, 1), bounds.layers

@@ -1,5 +1,5 @@
-"""The engine's own command line for a deployment, with every setting that was simulated; and a
-load tool's, with the load.
+"""The engine's own command line for a deployment, with every setting that was simulated; and a load
+tool's, with the load.
 
 Options are those of vLLM 0.32 and SGLang 0.5.23, whose parsers read these commands in a test, and
 of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its YAML).
@@ -7,8 +7,7 @@ of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its 
 Workers of two pools send the KV cache by NIXL, behind a router that takes turns: vLLM's own proxy
 (its ``docs/features/nixl_connector_usage.md``), SGLang's router (0.5.23,
 ``docs/advanced_features/pd_disaggregation.md`` and ``router.md``), and for TensorRT-LLM Dynamo 1.x
-(``examples/backends/trtllm``: ``launch/disagg.sh`` and ``engine_configs``).
-"""
+(``examples/backends/trtllm``: ``launch/disagg.sh`` and ``engine_configs``)."""
 
 from __future__ import annotations
 
@@ -55,9 +54,8 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """The shell command that starts one replica with a ``checkpoint`` (of two pools: those of a
-    worker of each, and of the router), with comments above it; or what it ``needs``, such as a
-    checkpoint that is known by name."""
+    """The commented shell command that starts one replica with a ``checkpoint`` (of two pools: a
+    worker of each, and the router); or what it ``needs``, such as a checkpoint known by name."""
 
     command: str | None
     needs: str | None = None
@@ -66,19 +64,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class _ServerCommand:
-    """The start command of an engine.
+    """The start command of an engine, and the ``port`` where it listens.
 
-    ``options`` map the paths of settings to options. An engine without an ``options_file`` (the
-    content of the YAML with all other settings) also has options with the names of the policy's
-    keys. ``kv_names`` are its names of KV formats. If it ``negates``, a switch that is off is
-    ``--no-...``, else it is left out. ``partition`` is the environment variable for the layers of
-    pipeline stages. ``on_the_fly`` are the formats to which it quantises a bf16 checkpoint,
-    ``reads`` the formats of checkpoints that it loads (empty: all). ``follows_kv``: instead of a KV
-    cache in bf16 it takes the checkpoint's KV format. ``file`` is the option that names the options
-    file, and its name. ``drafting`` are the options of speculation by its section, ``told`` what
-    it is told of a policy's keys by its ranks; ``lacks`` says what it cannot do of a scenario, and
-    ``notes`` what to know of its command, a line each. ``port`` is where it listens.
-    """
+    ``options`` are paths of settings by option; without an ``options_file`` (YAML with all other
+    settings, under the option and the name in ``file``) the policy's keys are options, too.
+    ``negates``: a switch that is off is ``--no-...``, else left out. ``partition``: the environment
+    variable for the layers of stages. ``on_the_fly``: the formats to which it quantises a bf16
+    checkpoint, ``reads``: those of checkpoints that it loads (empty: all). ``follows_kv``: in place
+    of a KV cache in bf16 it takes the checkpoint's format. ``told`` is what it is told of a
+    policy's keys with so many ranks."""
 
     program: str
     options: Mapping[str, str]
@@ -93,8 +87,6 @@ class _ServerCommand:
     file: tuple[str, str] = ("--extra_llm_api_options", "trtllm.yaml")
     drafting: Callable[[Speculation], str] = lambda _: ""
     told: Callable[[dict[str, Any], int], dict[str, Any]] = lambda policy, _: policy
-    lacks: Callable[[Scenario], str] = lambda _: ""
-    notes: Callable[[Scenario], list[str]] = lambda _: []
     port: int = 8000
 
 
@@ -103,7 +95,6 @@ DRAFTER = "DRAFTER"
 
 
 def _drafter(spec: Speculation) -> str:
-    """The checkpoint of a drafter that is one of its own; else empty."""
     return DRAFTER if spec.method == "eagle3" else spec.model or ""
 
 
@@ -133,51 +124,56 @@ def _sglang_told(policy: dict[str, Any], ranks: int) -> dict[str, Any]:
     return policy | found | {"schedule_conservativeness": policy["schedule_conservativeness"] / 0.3}
 
 
-def _sglang_lacks(scenario: Scenario) -> str:
-    spec = scenario.speculation
-    both = scenario.cluster.dp > 1 and spec is not None and spec.method == "ngram"
-    return "SGLang has no n-gram drafts with ranks of attention" if both else ""
-
-
-def _trtllm_lacks(scenario: Scenario) -> str:
-    several = scenario.cluster.dp > 1 and scenario.cluster.tp > 1
-    return "TensorRT-LLM's ranks of attention have one GPU each" if several else ""
-
-
-def _trtllm_drafts(given: Mapping[str, Any]) -> dict[str, Any]:
+def _trtllm_drafts(spec: Speculation) -> dict[str, Any]:
     kinds = {"mtp": "MTP", "eagle3": "Eagle", "ngram": "NGram", "draft_model": "DraftTarget"}
-    method, model = given["method"], given.get("model")
-    length = "num_nextn_predict_layers" if method == "mtp" else "max_draft_len"
-    found = {"decoding_type": kinds[method], length: given["draft_length"]}
-    drafter = DRAFTER if method == "eagle3" else model
-    return found | ({"speculative_model_dir": drafter} if drafter else {})
+    length = "num_nextn_predict_layers" if spec.method == "mtp" else "max_draft_len"
+    found = {"decoding_type": kinds[spec.method], length: spec.draft_length}
+    return found | ({"speculative_model_dir": name} if (name := _drafter(spec)) else {})
 
 
-def _sglang_notes(scenario: Scenario) -> list[str]:
-    if scenario.cluster.dp == 1:
-        return []
-    notes = [
-        "SGLang divides --chunked-prefill-size and --max-running-requests by the ranks, and",
-        "multiplies --schedule-conservativeness by 0.3: a rank's are what was simulated.",
-        f"From 0.5.23 on, --attn-dp-size {scenario.cluster.dp} is the new name of --dp-size "
-        f"{scenario.cluster.dp} --enable-dp-attention.",
-    ]
-    if scenario.cluster.tp > 1:
-        notes += [
-            "Dense layers are divided among all GPUs, not among those of a rank as simulated."
-        ]
-    return notes
+def _lacks(engine: str, scenario: Scenario) -> str:
+    if engine == "sglang" and scenario.cluster.dp > 1 and _method(scenario) == "ngram":
+        return "SGLang has no n-gram drafts with ranks of attention"
+    if engine == "trtllm" and scenario.cluster.dp > 1 and scenario.cluster.tp > 1:
+        return "TensorRT-LLM's ranks of attention have one GPU each"
+    return ""
 
 
-def _trtllm_notes(scenario: Scenario) -> list[str]:
-    spec, notes = scenario.speculation, list[str]()
-    if scenario.cluster.dp > 1:
-        notes += ["max_num_tokens and max_batch_size are a rank's."]
-    if spec is not None and spec.method == "mtp":
-        notes += ["Releases after 1.2 call num_nextn_predict_layers max_draft_len."]
-    if spec is not None and spec.method == "eagle3":
-        notes += ["Newer releases say decoding_type Eagle3, and speculative_model."]
-    return notes
+def _method(scenario: Scenario) -> str:
+    return scenario.speculation.method if scenario.speculation is not None else ""
+
+
+def _notes(engine: str, scenario: Scenario) -> str:
+    """Comments, a line each: what to know of the command, and what it leaves open."""
+    cluster, method = scenario.cluster, _method(scenario)
+    dp, ranks = cluster.dp, cluster.dp > 1
+    notes = {
+        "vllm": {"Limits are a rank's.": ranks},
+        "sglang": {
+            "SGLang divides --chunked-prefill-size and --max-running-requests by the ranks, and": (
+                ranks
+            ),
+            "multiplies --schedule-conservativeness by 0.3: a rank's are what was simulated.": (
+                ranks
+            ),
+            f"From 0.5.23 on, --attn-dp-size {dp} is the new name of --dp-size {dp} "
+            "--enable-dp-attention.": ranks,
+            "Dense layers are divided among all GPUs, not among those of a rank as simulated.": (
+                ranks and cluster.tp > 1
+            ),
+        },
+        "trtllm": {
+            "max_num_tokens and max_batch_size are a rank's.": ranks,
+            "Releases after 1.2 call num_nextn_predict_layers max_draft_len.": method == "mtp",
+            "Newer releases say decoding_type Eagle3, and speculative_model.": method == "eagle3",
+        },
+    }[engine]
+    a_node = load_device(scenario.device).gpus_per_node
+    far = f"{cluster.gpus} GPUs are more than a node's {a_node}: how the nodes find each other is "
+    notes[f"{far}not said here."] = ranks and cluster.gpus > a_node
+    drafter = f"Put an EAGLE-3 drafter's checkpoint for {DRAFTER}: none is known by name."
+    notes[drafter] = method == "eagle3"
+    return "".join(f"# {note}\n" for note, true in notes.items() if true)
 
 
 _OF_RANKS = ("enable_balance", "timeout_iters", "batching_wait_iters")
@@ -230,7 +226,6 @@ _SERVERS = {
         partition="VLLM_PP_LAYER_PARTITION",
         on_the_fly={"fp8": "fp8_per_tensor", "fp8_block": "fp8_per_block"},
         drafting=_vllm_drafts,
-        notes=lambda one: ["Limits are a rank's."] if one.cluster.dp > 1 else [],
     ),
     "sglang": _ServerCommand(
         "python -m sglang.launch_server --model-path {model}",
@@ -256,8 +251,6 @@ _SERVERS = {
         on_the_fly={"fp8": "fp8"},
         drafting=_sglang_drafts,
         told=_sglang_told,
-        lacks=_sglang_lacks,
-        notes=_sglang_notes,
         port=30000,
     ),
     "trtllm": _ServerCommand(
@@ -275,8 +268,6 @@ _SERVERS = {
         reads=("bf16", "fp8", "fp8_block", "nvfp4", "w4a16_mxfp4"),
         follows_kv=True,
         options_file=_of_trtllm,
-        lacks=_trtllm_lacks,
-        notes=_trtllm_notes,
     ),
 }
 """Start commands by policy."""
@@ -310,21 +301,15 @@ class _PoolsCommand:
     port: int = 8000
 
 
-def _role(role: str) -> str:
-    return (
-        "--port 8000 --kv-transfer-config "
-        f"""'{{"kv_connector": "NixlConnector", "kv_role": "{role}"}}'"""
-    )
+_PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"  # of vLLM's repository
 
 
 def _vllm_router(prefill: list[str], decode: list[str]) -> str:
-    hosts = {"prefiller": prefill, "decoder": decode}
     told = [
         f"--{name}-hosts {' '.join(each)} --{name}-ports {' '.join(['8000'] * len(each))}"
-        for name, each in hosts.items()
+        for name, each in (("prefiller", prefill), ("decoder", decode))
     ]
-    proxy = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"  # of vLLM's repository
-    return f"python {proxy} --port 8192 {' '.join(told)}"
+    return f"python {_PROXY} --port 8192 {' '.join(told)}"
 
 
 def _sglang_router(prefill: list[str], decode: list[str]) -> str:
@@ -340,7 +325,11 @@ _SGLANG = "--host 0.0.0.0 --port 30000 --disaggregation-transfer-backend nixl --
 _POOLS = {
     "vllm": _PoolsCommand(
         _SERVERS["vllm"],
-        {"prefill": _role("kv_producer"), "decode": _role("kv_consumer")},
+        {
+            pool: "--port 8000 --kv-transfer-config "
+            f"""'{{"kv_connector": "NixlConnector", "kv_role": "{role}"}}'"""
+            for pool, role in (("prefill", "kv_producer"), ("decode", "kv_consumer"))
+        },
         _vllm_router,
         "VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname) ",
         8192,
@@ -385,26 +374,23 @@ def _spelled(path: str, value: Any) -> Any:
 
 
 def launch(scenario: Scenario) -> Launch:
-    """The launch of one replica of a resolved scenario, or of two pools.
-
-    It says what ``recommend`` chooses. Raises KeyError for a policy of no engine, and ValueError
-    for what no command here says: how tokens reach experts, copies of experts, and routers of ranks
-    that are not the engine's.
-    """
-    version = scenario.policy.build().version
-    said = f"# As simulated for {scenario.policy.name} {version}.\n" if version else ""
+    """The launch of one replica of a resolved scenario, or of two pools. Raises KeyError for a
+    policy of no engine, and ValueError for what no command here says: how tokens reach experts,
+    copies of experts, and routers of ranks that are not the engine's."""
+    engine, version = scenario.policy.name, scenario.policy.build().version
+    said = f"# As simulated for {engine} {version}.\n" if version else ""
     if scenario.disaggregation is None:
-        found = _launch(_SERVERS[scenario.policy.name], scenario)
-        notes = said + _notes(_SERVERS[scenario.policy.name], scenario)
+        found = _launch(_SERVERS[engine], scenario)
+        notes = said + _notes(engine, scenario)
         return found if found.command is None else replace(found, command=notes + found.command)
     lines, hosts = list(filter(None, [said.rstrip()])), list[list[str]]()
     checkpoint = None
     for pool in POOLS:
         worker, _ = pool_of(scenario, pool, Source("", "", {}, ()))
-        if (spec := scenario.speculation) is not None and spec.method != "ngram":
+        if _method(scenario) not in ("", "ngram"):
             # The prefill workers' drafter computes its KV cache of the prompt.
-            worker = worker.model_copy(update={"speculation": spec})
-        both, many = _POOLS[worker.policy.name], worker.cluster.replicas
+            worker = worker.model_copy(update={"speculation": scenario.speculation})
+        both, many = _POOLS[engine], worker.cluster.replicas
         one = _launch(replace(both.server, file=("--extra-engine-args", f"{pool}.yaml")), worker)
         if one.command is None:
             return one
@@ -412,7 +398,7 @@ def launch(scenario: Scenario) -> Launch:
         hosts.append([f"{pool}-{number}" for number in range(many)])
         first, _, last = one.command.rpartition("END\n")
         lines.append(f"# {many} {pool} worker{'s' if many > 1 else ''}, on {', '.join(hosts[-1])}")
-        lines += filter(None, [_notes(both.server, worker).rstrip()])
+        lines += filter(None, [_notes(engine, worker).rstrip()])
         if pool == "prefill" and worker.speculation is not None:
             lines.append(
                 "# With the drafter, as its KV cache of a prompt is sent, too: not simulated."
@@ -422,44 +408,29 @@ def launch(scenario: Scenario) -> Launch:
 
 
 def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:
-    """The launch of one replica, or of one worker of a pool."""
-    formats = _formats(scenario.dtype, scenario.moe_dtype)
-    kv = scenario.kv_cache_dtype or "bf16"
-    cluster = scenario.cluster
+    engine, cluster, plain = scenario.policy.name, scenario.cluster, ("bf16", "bf16")
     sent = cluster.moe_a2a_backend not in (None, "none") or cluster.redundant_experts
-    router = router_of_ranks(scenario.policy.name)
-    if sent or (cluster.dp > 1 and cluster.rank_router != router):
+    if sent or (cluster.dp > 1 and cluster.rank_router != router_of_ranks(engine)):
         raise ValueError("no command says how tokens reach experts, nor how ranks are chosen")
-    if lacking := server.lacks(scenario):
+    if lacking := _lacks(engine, scenario):
         return Launch(None, f"no launch file: {lacking}")
-    known = _known(scenario.model)
-    if server.follows_kv and kv == "bf16":
-        known = [one for one in known if one.kv_cache_dtype == kv]
-    readable = [one for one in known if not server.reads or {*_of(one)} <= {*server.reads}]
-    exact = [one for one in readable if _of(one) == formats]
-    plain = [one for one in readable if _of(one) == ("bf16", "bf16")]
-    made = server.on_the_fly.get(formats[0]) if formats[0] == formats[1] else None
-    if exact:
-        return Launch(_command(server, scenario, exact[0], None), None, exact[0])
-    if plain and made:
-        return Launch(_command(server, scenario, plain[0], made), None, plain[0])
-    told = " and a KV cache in bf16" if server.follows_kv and kv == "bf16" else ""
-    return Launch(None, _needed(scenario, formats, told))
-
-
-def _notes(server: _ServerCommand, scenario: Scenario) -> str:
-    """Comments, a line each: what to know of the command, and what it leaves open."""
-    cluster, spec, notes = scenario.cluster, scenario.speculation, server.notes(scenario)
-    if cluster.dp > 1:
-        a_node = load_device(scenario.device).gpus_per_node
-        if cluster.gpus > a_node:
-            notes.append(
-                f"{cluster.gpus} GPUs are more than a node's {a_node}: how the nodes find each "
-                "other is not said here."
-            )
-    if spec is not None and spec.method == "eagle3":
-        notes.append(f"Put an EAGLE-3 drafter's checkpoint for {DRAFTER}: none is known by name.")
-    return "".join(f"# {note}\n" for note in notes)
+    weights, experts = formats = _formats(scenario)
+    known: dict[tuple[str, str], Checkpoint] = {}
+    own_kv = server.follows_kv and scenario.kv_cache_dtype in (None, "bf16")
+    for one in _known(scenario.model):
+        readable = not server.reads or {*_formats(one)} <= {*server.reads}
+        if readable and not (own_kv and one.kv_cache_dtype != "bf16"):
+            known.setdefault(_formats(one), one)
+    made = server.on_the_fly.get(weights) if weights == experts else None
+    if found := known.get(formats):
+        return Launch(_command(server, scenario, found, None), None, found)
+    if made and (found := known.get(plain)):
+        return Launch(_command(server, scenario, found, made), None, found)
+    told = weights if weights == experts else f"{weights} with experts in {experts}"
+    told += " and a KV cache in bf16" if own_kv else ""
+    said = "" if formats == plain else ", whose config.json gives its quantisation"
+    needed = f"no checkpoint of {scenario.model} in {told} that {engine} loads is known by name"
+    return Launch(None, f"no launch file: {needed}; it needs one{said}")
 
 
 def _command(
@@ -472,7 +443,7 @@ def _command(
     settings = {
         "cluster": cluster.model_dump(),
         "policy": server.told(scenario.policy.described(), ranks),
-        "speculation": None if spec is None else spec.model_dump(),
+        "speculation": spec,
         "gpus": cluster.tp * ranks,
         "ranks": ranks if ranks > 1 else None,
         "attention_dp": True if ranks > 1 else None,
@@ -505,8 +476,7 @@ def _command(
     words += [server.drafting(spec)] if spec is not None and server.drafting(spec) else []
     before = ""
     if server.partition and cluster.pp > 1 and cluster.layers_per_stage:
-        layers = ",".join(str(count) for count in cluster.layers_per_stage)
-        before = f"{server.partition}={layers} "
+        before = f"{server.partition}={','.join(map(str, cluster.layers_per_stage))} "
     if server.options_file is not None:
         text, (option, file) = dump_yaml(server.options_file(settings)), server.file
         before = f"cat > {file} <<'END'\n{text}END\n"
@@ -525,8 +495,6 @@ def _compilation(scenario: Scenario) -> str | None:
             told["pass_config"] = {"fuse_allreduce_rms": largest > 0, **size}
     return f"'{json.dumps(told)}'" if told else None
 
-
-# The load that checks it ---------------------------------------------------------------------
 
 RESULT, TRACE = "measured.json", "load.jsonl"
 _TOOLS = {
@@ -547,17 +515,16 @@ _TOOLS = {
 def load_test(scenario: Scenario) -> tuple[str, str] | None:
     """The shell command that sends a resolved scenario's requests to its server and writes
     :data:`RESULT`, with comments above it; and the text of the file :data:`TRACE` that it reads,
-    if any: a line for each request, with its time in seconds, its lengths, and a number for its
-    text.
-
-    SGLang's tool sends them to SGLang if it can, else vLLM's, whose requests any engine takes. None
-    without a checkpoint, and for sessions: no tool lets their turns wait for answers.
-    """
+    if any: a line a request, with its time in seconds, its lengths, and a number for its text. None
+    without a checkpoint, and for sessions: no tool lets their turns wait for answers."""
     workload, served = scenario.workload, launch(scenario).checkpoint
     if served is None or workload.sessions is not None:
         return None
-    engine, longest = scenario.policy.name, scenario.cluster.max_length
-    assert longest is not None
+    engine, servers = scenario.policy.name, [scenario]
+    if scenario.disaggregation is not None:
+        servers = [pool_of(scenario, pool, Source("", "", {}, ()))[0] for pool in POOLS]
+    longest = min(one.cluster.max_length or 0 for one in servers)
+    # SGLang's tool sends them to SGLang if it can, else vLLM's, whose requests any engine takes.
     every = build_requests(scenario, longest, Source("workload", "", {}, ()))
     requests = [one for one in every if one.prompt_tokens + one.output_tokens <= longest]
     notes, left_out = _notes_of_load(scenario, requests), len(every) - len(requests)
@@ -640,11 +607,7 @@ def _notes_of_load(scenario: Scenario, requests: Sequence[Request]) -> list[str]
     return notes
 
 
-# Checkpoints ---------------------------------------------------------------------------------
-
-
 def _known(model: str) -> list[Checkpoint]:
-    """The checkpoints of a shipped model, of a name on the Hub, or the folder of one."""
     if listed := find_published(model):
         shipped, named = listed
         return [named, *checkpoints(shipped)]
@@ -655,22 +618,7 @@ def _known(model: str) -> list[Checkpoint]:
     return [Checkpoint(str(folder), "", own.dtype, own.kv_cache_dtype, own.moe_dtype)]
 
 
-def _of(one: Checkpoint) -> tuple[str, str]:
-    return _formats(one.dtype, one.moe_dtype)
-
-
-def _formats(dtype: str | None, moe_dtype: str | None) -> tuple[str, str]:
-    """The stored formats of the weights of layers and of experts: activations in MXFP8 need no
-    other checkpoint."""
-    experts = moe_dtype or dtype or "bf16"
-    return dtype or "bf16", "w4a16_mxfp4" if experts == "w4a8_mxfp4_mxfp8" else experts
-
-
-def _needed(scenario: Scenario, formats: tuple[str, str], cache: str) -> str:
-    weights, experts = formats
-    told = weights if weights == experts else f"{weights} with experts in {experts}"
-    said = "" if formats == ("bf16", "bf16") else ", whose config.json gives its quantisation"
-    return (
-        f"no launch file: no checkpoint of {scenario.model} in {told}{cache} that "
-        f"{scenario.policy.name} loads is known by name; it needs one{said}"
-    )
+def _formats(one: Checkpoint | Scenario) -> tuple[str, str]:
+    """Stored formats of layers and experts: activations in MXFP8 need no other checkpoint."""
+    experts = one.moe_dtype or one.dtype or "bf16"
+    return one.dtype or "bf16", "w4a16_mxfp4" if experts == "w4a8_mxfp4_mxfp8" else experts

@@ -1,11 +1,7 @@
 """The deployments to choose from: every scenario of a file at every point of its space, or the
-sensible ones of a model, enumerated.
+sensible layouts of a model, with several token budgets, sequence limits and draft lengths.
 
-For a model, tensor parallelism stays inside a node and pipeline stages span nodes; replicas fill
-the remaining GPUs. A mixture's experts are sharded over the ranks, or whole on one rank each (EP);
-where its KV heads are too few to be divided, ranks may also have attention of their own (DP).
-Each layout comes with several token budgets and sequence limits, and with drafts where these are
-asked for. Deployments that are not possible are dropped with the reason."""
+Tensor parallelism stays inside a node, pipeline stages span nodes; replicas fill the other GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from dataclasses import dataclass, replace
@@ -80,11 +75,8 @@ class Left:
     """Why a deployment was left out. Its ``stage``: it cannot be deployed (``unfit``); it breaks
     the SLO with a single request (``alone``); its op times allow less than would make it as good as
     ``beaten_by`` (``bound``), or it breaks the SLO under that load (``race``); the GPUs are too few
-    for the ``rate``; or a run of it ``failed``.
-
-    ``at`` is the load of one server in requests/s: what it sustains at most, or where it breaks.
-    ``clause`` is that of the SLO, or the text of the refusal.
-    """
+    for the ``rate``; or a run of it ``failed``. ``at``: the load of one server in requests/s that
+    it sustains at most, or where it breaks. ``clause``: the SLO's, or the text of the refusal."""
 
     stage: Stage
     beaten_by: str | None = None
@@ -102,13 +94,11 @@ class Option:
 
     @property
     def scenario(self) -> Scenario:
-        """Its resolved scenario."""
         return self.deployment.scenario
 
     @cached_property
     def natural_rate(self) -> float:
-        """The configured arrival rate in requests a second; for a rate that varies and repeats, the
-        mean over a period."""
+        """The configured arrival rate in requests a second, of a varying one the mean."""
         arrivals = self.scenario.workload.arrivals
         if isinstance(arrivals, Varying) and arrivals.repeat:
             at_s, rate = np.array([(each.at_s, each.rate) for each in arrivals.rates]).T
@@ -140,11 +130,9 @@ class Option:
 
     @property
     def alike(self) -> int:
-        """The number of replicas that one simulated replica stands for: all, or 1.
-
-        A round-robin router gives every n-th request to one of n replicas, so all see the same
-        traffic. If arrivals do not depend on answers, replicas do not interact: one stands for all.
-        """
+        """The number of replicas that one simulated replica stands for: all, or 1. A round-robin
+        router gives every n-th request to one of n replicas, so all see the same traffic. If
+        arrivals do not depend on answers, replicas do not interact: one stands for all."""
         scenario, workload = self.scenario, self.scenario.workload
         if self.pooled:  # a worker's requests come from another pool
             return 1
@@ -153,8 +141,7 @@ class Option:
         return scenario.cluster.replicas if turns and alone else 1
 
     def at(self, probe: Probe, load: str) -> Deployment:
-        """The deployment under a probe's load, or one of its replicas with its share of the load
-        (:attr:`alike`)."""
+        """Under a probe's load, or one replica with its share of the load (:attr:`alike`)."""
         scenario, alike = self.under(probe.load, load), self.alike if load == "rate" else 1
         scenario = scenario.having("workload", requests=probe.requests, every=alike)
         if alike > 1:
@@ -165,15 +152,13 @@ class Option:
         return replace(self.deployment, scenario=seeded)
 
     def under(self, load: float, kind: str) -> Scenario:
-        """The scenario of all replicas at a load. A trace is resampled, so that a run may be
-        longer than the trace."""
-        workload = self.scenario.workload
-        update: dict[str, Any] = {}
-        update["arrivals"] = arrivals_at(self.scenario, load, kind, self.natural_rate)
-        if isinstance(workload.lengths, TraceLengths) and workload.lengths.resample is None:
-            block = {"resample": math.ceil(len(self.deployment.requests) / BLOCKS)}
-            update["lengths"] = workload.lengths.model_copy(update=block)
-        return self.scenario.having("workload", **update)
+        """The scenario of all replicas at a load. A trace is resampled: a run may be longer."""
+        lengths = self.scenario.workload.lengths
+        if isinstance(lengths, TraceLengths) and lengths.resample is None:
+            block = math.ceil(len(self.deployment.requests) / BLOCKS)
+            lengths = lengths.model_copy(update={"resample": block})
+        arrivals = arrivals_at(self.scenario, load, kind, self.natural_rate)
+        return self.scenario.having("workload", arrivals=arrivals, lengths=lengths)
 
     def changed(self, name: str, scenario: Scenario) -> Option:
         """The option with another name and another resolved scenario."""
@@ -248,27 +233,16 @@ def option_at(
     override = draft.overrides[scenario]
     tree = assign_all(merge(draft.raw, override), point)
     source = replace(draft.source, scenario=scenario, override=override)
-    called = point_name(point)
-    several = len(draft.overrides) > 1 or not called
-    called = ", ".join(filter(None, (scenario if several else "", called)))
-    checked = _pilot_of(check_scenario(tree, source), section)
-    deployment = deploy(checked, source, requests_of)
-    return Option(called, {"scenario": scenario, **point}, deployment)
-
-
-def point_name(point: Mapping[str, Any]) -> str:
-    """A point in words: ``TP 4, PP 2, vllm``."""
-    return ", ".join(parameter(key).value(describe(value)) for key, value in point.items())
-
-
-def _pilot_of(scenario: Scenario, section: CapacitySection) -> Scenario:
-    """The scenario with the requests of a pilot, so that checking it takes no time."""
-    workload = scenario.workload
-    whole = isinstance(workload.lengths, TraceLengths) or isinstance(workload.arrivals, Varying)
-    if whole:  # its mean rate and lengths need all requests
-        return scenario
-    count = min(pilot_requests(section), workload.requests or MOST_REQUESTS)
-    return scenario.having("workload", requests=count)
+    words = [parameter(key).value(describe(value)) for key, value in point.items()]  # TP 4, vllm
+    called = ", ".join([scenario, *words] if len(draft.overrides) > 1 or not words else words)
+    checked = check_scenario(tree, source)
+    workload = checked.workload
+    if not (isinstance(workload.lengths, TraceLengths) or isinstance(workload.arrivals, Varying)):
+        # As many requests as a pilot has, so that checking takes no time; of the others all are
+        # needed for the mean rate and lengths.
+        count = min(pilot_requests(section), workload.requests or MOST_REQUESTS)
+        checked = checked.having("workload", requests=count)
+    return Option(called, {"scenario": scenario, **point}, deploy(checked, source, requests_of))
 
 
 def _points(draft: Draft, section: CapacitySection) -> list[Point]:
@@ -300,11 +274,10 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
             f"{where}: capacity.replications.least: value {given.least}: must be at "
             f"most replications.most, which is {given.most}"
         )
-    workload = option.scenario.workload
     scale = option.alike if section.load == "rate" else 1
     simulated = option.replicas // scale
-    variance = _variance(option, section, scale)
-    budget = section.most_requests or simulated * MOST_REQUESTS
+    variance, budget = _variance(option, section, scale), section.most_requests
+    budget = budget or simulated * MOST_REQUESTS
     if (section.requests or 0) > budget:
         raise UserError(
             f"{where}: capacity.requests: value {section.requests}: must be at most {budget}, "
@@ -319,7 +292,8 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
     if (requests := min(requests, budget)) < section.fewest:
         raise UserError(
             f"{where}: capacity.requests: {requests} requests a run are too few for the SLO "
-            f"{section.slo!r}: at least {section.fewest}, so that {BEYOND_TEXT}"
+            f"{section.slo!r}: at least {section.fewest}, so that ten of them lie beyond the "
+            "percentile"
         )
     return SearchPlan(
         section.tolerance,
@@ -332,15 +306,12 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         whole=section.load == "clients",
         keep=given.keep,
         limit_s=max(max(objective.limits.values()) for objective in section.objectives),
-        pattern_s=_pattern_s(workload.arrivals),
+        pattern_s=_pattern_s(option.scenario.workload.arrivals),
         budget=budget,
         scale=scale,
         variance=simulated * variance,
         fewest=fewest,
     )
-
-
-BEYOND_TEXT = "ten of them lie beyond the percentile"
 
 
 def _pattern_s(arrivals: Arrivals) -> float:
@@ -373,12 +344,9 @@ def _variance(option: Option, section: CapacitySection, scale: int) -> float:
 
 
 def _long_enough(variance: float, section: CapacitySection, tolerance: float) -> int:
-    """Requests of a run on one replica, before its latencies are known.
-
-    A run's offered load scatters by the square root of variance over requests. The scatter is at
-    most half the ``tolerance`` (up to :data:`FINEST_REQUESTS`), and at most the scatter of
-    :data:`LEAST_REQUESTS` Poisson arrivals.
-    """
+    """Requests of a run on one replica, before its latencies are known: the offered load scatters,
+    by the root of variance over requests, by at most half the ``tolerance`` (up to
+    :data:`FINEST_REQUESTS`), and no more than :data:`LEAST_REQUESTS` Poisson arrivals."""
     fine = min(variance / (tolerance / 2) ** 2, FINEST_REQUESTS)
     wanted = 100 * math.ceil(max(fine, LEAST_REQUESTS * variance) / 100)
     return min(max(wanted, section.fewest, LEAST_REQUESTS), MOST_REQUESTS)
@@ -399,9 +367,9 @@ DRAFTS = (0, 1, 2, 3)
 class Wanted:
     """The question: a model on ``gpus`` GPUs of one of the devices, or on as many as ``rate``
     requests a second need (at most ``gpus``). ``stated`` is the text of ``--workload``, if any;
-    ``pools``: also with prefill and decode workers. ``speculation`` is the section without a draft
-    length, if any; ``drafts`` are the lengths to try, 0 without. ``log_rates``: requests a second
-    of a log, in the mean and in its busiest minute."""
+    ``pools``: also with prefill and decode workers. ``speculation``: the section without a draft
+    length; ``drafts``: the lengths to try, 0 without. ``log_rates``: a log's requests a second, on
+    average and in its busiest minute."""
 
     model: str
     devices: tuple[str, ...]
@@ -426,29 +394,25 @@ class Wanted:
             return {}
         given = self.speculation.acceptance
         acceptance = given[:length] if isinstance(given, list) else given
-        update = {"draft_length": length, "acceptance": acceptance}
-        return {
-            "speculation": self.speculation.model_copy(update=update).model_dump(exclude_none=True)
-        }
+        section = self.speculation.model_dump(exclude_none=True)
+        return {"speculation": {**section, "draft_length": length, "acceptance": acceptance}}
 
     @property
     def not_tried(self) -> str:
         """The settings that were not searched and may be better, in words."""
         stacks = self.stacks or {s for name in self.devices for s in _stacks(load_device(name))}
-        listed: dict[str, Iterable[object]] = {"token budgets": self.budgets}
+        listed: dict[str, Sequence[object]] = {"token budgets": self.budgets}
         listed["sequence limits"] = self.sequences
         if any(stacks):
             listed |= {"formats": self.dtypes, "stacks": sorted(filter(None, stacks))}
         if self.speculation is not None:
             listed[f"draft lengths of {self.speculation.method}"] = self.drafts
         but = [f"{what} but {', '.join(map(str, some))}" for what, some in listed.items()]
-        if self.speculation is None:
-            but.append("speculation (--speculation)")
-        workers = "prefill and decode workers (--pools)"
-        if self.pools:
-            workers = "workers with pipeline stages, or a smaller budget or limit; "
-            workers += "pools of two kinds of GPUs"
-        return f"{'; '.join(but)}; {workers}; any other setting of the engine"
+        but += ["speculation (--speculation)"] if self.speculation is None else []
+        workers = "workers with pipeline stages, or a smaller budget or limit; "
+        workers += "pools of two kinds of GPUs"
+        but.append(workers if self.pools else "prefill and decode workers (--pools)")
+        return "; ".join([*but, "any other setting of the engine"])
 
 
 Described = tuple[Point, dict[str, Any]]
@@ -488,28 +452,28 @@ def _shapes(
     """The layouts to try: ``tp``, ``pp`` and, for a mixture with a stack, ``expert_parallel`` and
     ``dp``: with latent attention, or fewer KV heads than GPUs, tensor-parallel GPUs would hold the
     same KV cache. TensorRT-LLM's ranks have one GPU each."""
-    tp = 1
-    while tp <= min(gpus, device.gpus_per_node):
+    mixture = model.experts is not None and bool(stack)
+    for tp in _doubled(1, min(gpus, device.gpus_per_node)):
         try:
             model.check_tp(tp)
         except ValueError:
             break
-        pp = 1
-        while tp * pp <= gpus and pp <= min(MOST_STAGES, model.num_layers):
-            shape: dict[str, Any] = {"tp": tp, "pp": pp}
-            if model.experts is None or not stack or tp == 1:
-                yield shape
+        for pp in _doubled(1, min(gpus // tp, MOST_STAGES, model.num_layers)):
+            if mixture and tp > 1:
+                yield from ({"tp": tp, "pp": pp, "expert_parallel": ep} for ep in (False, True))
             else:
-                yield from ({**shape, "expert_parallel": whole} for whole in (False, True))
-            pp *= 2
-        dp = 2
-        while model.experts is not None and stack and tp * dp <= gpus:
+                yield {"tp": tp, "pp": pp}
+        for dp in _doubled(2, gpus // tp) if mixture else ():
             alike = model.latent is not None or model.num_kv_heads < tp * dp
             if alike and (stack != "trtllm" or tp == 1):
                 ranks = {"dp": dp, "rank_router": router_of_ranks(stack)}
                 yield {"tp": tp, "pp": 1, **ranks, "expert_parallel": True}
-            dp *= 2
-        tp *= 2
+
+
+def _doubled(first: int, most: int) -> Iterator[int]:
+    while first <= most:
+        yield first
+        first *= 2
 
 
 def router_of_ranks(engine: str) -> Router:
@@ -530,34 +494,26 @@ def _layout(
     budget: int,
     most: int,
 ) -> Described:
-    policies = {
-        "sglang": {"chunked_prefill_size": budget, "max_running_requests": most},
-        "trtllm": {
-            "max_num_tokens": budget,
-            "max_batch_size": most,
-            "enable_chunked_prefill": True,
-        },
-    }
-    usual = {"max_num_batched_tokens": budget, "max_num_seqs": most}
-    policy = {"name": stack or "vllm", **policies.get(stack, usual)}
-    scenario: dict[str, Any] = {
+    keys = {
+        "sglang": ("chunked_prefill_size", "max_running_requests"),
+        "trtllm": ("max_num_tokens", "max_batch_size"),
+    }.get(stack, ("max_num_batched_tokens", "max_num_seqs"))
+    policy = {"name": stack or "vllm", **dict(zip(keys, (budget, most), strict=True))}
+    scenario = {
         "model": wanted.model,
         "device": device,
         "workload": wanted.workload,
         "cluster": {**shape, "max_length": wanted.max_length},
-        "policy": policy,
+        "policy": policy | ({"enable_chunked_prefill": True} if stack == "trtllm" else {}),
         **wanted.drafting(drafts),
+        **({"stack": stack, "dtype": dtype} if stack else {}),
     }
-    if stack:
-        scenario |= {"stack": stack, "dtype": dtype}
-    several = [device] if len(wanted.devices) > 1 else []
-    several += [stack] if len(wanted.stacks) > 1 else []
-    several += [dtype] if len(wanted.dtypes) > 1 else []
-    called = f"TP {shape['tp']}" + (f" DP {shape['dp']}" if "dp" in shape else "")
-    called += " EP" if shape.get("expert_parallel") else ""
-    called += f" PP {shape['pp']}" if shape["pp"] > 1 else ""
-    called += f"{DRAFTING}{drafts}" if drafts else ""
-    name = " ".join([*several, called])
+    several = ((device, wanted.devices), (stack, wanted.stacks), (dtype, wanted.dtypes))
+    name = "".join(f"{one} " for one, every in several if len(every) > 1)
+    name += f"TP {shape['tp']}" + (f" DP {shape['dp']}" if "dp" in shape else "")
+    name += " EP" if shape.get("expert_parallel") else ""
+    name += f" PP {shape['pp']}" if shape["pp"] > 1 else ""
+    name += f"{DRAFTING}{drafts}" if drafts else ""
     point = {"layout": f"{name} budget {budget}", "shape": name, "budget": budget, "seqs": most}
     return point, scenario
 
@@ -565,24 +521,20 @@ def _layout(
 def deployable(
     wanted: Wanted, described: Iterable[Described] | None = None
 ) -> tuple[list[Option], dict[str, Left]]:
-    """The layouts (None: all of :func:`layouts`) that can be deployed, one replica each, and why
-    others cannot, by name."""
+    """The layouts (None: all) that can be deployed, one replica each, and why others cannot."""
     options, dropped, requests_of = list[Option](), dict[str, Left](), SharedRequests()
     for point, tree in layouts(wanted) if described is None else described:
         name = named(point)
         source = Source("recommend", name, {}, ())
         try:
-            scenario = check_scenario(tree, source)
-            deployment = deploy(scenario, source, requests_of)
+            deployment = deploy(check_scenario(tree, source), source, requests_of)
+            if deployment.rejected > wanted.section.rejected:
+                hint = "raise --set max_length, or --set rejected"
+                raise UserError(f"{deployment.rejections}; {hint}")
+            options.append(Option(name, point, deployment))
         except UserError as error:
             why = str(error).removeprefix("recommend: ").splitlines()[0]
             dropped[name] = Left("unfit", clause=why)
-            continue
-        if deployment.rejected > wanted.section.rejected:
-            why = f"{deployment.rejections}; raise --set max_length, or --set rejected"
-            dropped[name] = Left("unfit", clause=why)
-            continue
-        options.append(Option(name, point, deployment))
     return options, dropped
 
 
@@ -613,29 +565,18 @@ def wanted_of(
     except ValueError as error:
         raise UserError(f"--slo: {error}") from None
     section = CapacitySection(slo=slo, tolerance=tolerance, rejected=rejected)
-    own, devices = load_model(model).dtype, _words("--device", device)
+    spec, devices = load_model(model), _words("--device", device)
     for name in devices:
         load_device(name)
     traffic, longest = parse_workload(workload or TRAFFIC, max_length)
-    drafter, lengths = _speculation(load_model(model).name, speculation, drafts)
-    return Wanted(
-        model,
-        devices,
-        gpus or MOST_GPUS,
-        section,
-        traffic,
-        longest,
-        rate,
-        _words("--stack", stack, STACKS) if stack else (),
-        _words("--dtype", dtype or own, WEIGHT_DTYPES),
-        counts("--budget", budget) or BUDGETS,
-        counts("--seqs", seqs) or SEQUENCES,
-        workload,
-        pools,
-        drafter,
-        lengths,
-        rates_of(workload or ""),
-    )
+    drafter, lengths = _speculation(spec.name, speculation, drafts)
+    stacks = _words("--stack", stack, STACKS) if stack else ()
+    dtypes = _words("--dtype", dtype or spec.dtype, WEIGHT_DTYPES)
+    budgets = counts("--budget", budget) or BUDGETS
+    sequences = counts("--seqs", seqs) or SEQUENCES
+    asked = (model, devices, gpus or MOST_GPUS, section, traffic, longest, rate, stacks, dtypes)
+    rates = rates_of(workload or "")
+    return Wanted(*asked, budgets, sequences, workload, pools, drafter, lengths, rates)
 
 
 def _speculation(
@@ -651,8 +592,10 @@ def _speculation(
         return None, (0,)
     method, _, given = text.partition(":")
     try:
-        acceptance = given if given.startswith("golden") or not given else _shares(given)
-        found = Speculation.model_validate({"method": method, "acceptance": acceptance or "golden"})
+        acceptance: str | list[float] = given or "golden"
+        if not given.startswith("golden") and given:
+            acceptance = [float(word) for word in given.split(",")]
+        found = Speculation.model_validate({"method": method, "acceptance": acceptance})
     except ValueError:
         raise UserError(
             f"--speculation {text}: expected mtp, eagle3 or ngram, then nothing or :golden (the "
@@ -676,10 +619,6 @@ def _speculation(
                 f"as in {method}:0.8,0.6"
             ) from None
     return found, lengths
-
-
-def _shares(text: str) -> list[float]:
-    return [float(word) for word in text.split(",")]
 
 
 def _words(option: str, given: Several, allowed: Iterable[str] = ()) -> tuple[str, ...]:

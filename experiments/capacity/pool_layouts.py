@@ -2,9 +2,7 @@
 
 Both pools take the layouts of ``recommend`` without pipeline stages, with the largest token budget
 and limit of sequences: a chunk holds up no decode there. The ratio of prefill to decode workers is
-that of their saturations, the rates that their op times and links allow; a saturated prefill worker
-has a long queue, so the neighbours of that ratio are tried, too. Only decode workers verify
-drafts."""
+that of their saturations, and its neighbours, as a saturated prefill worker has a long queue."""
 
 from __future__ import annotations
 
@@ -16,26 +14,12 @@ from typing import Any
 
 from ..config.deployment import default_handover
 from ..config.scenario import POOLS
-from .bounds import (
-    alone,
-    as_decode,
-    as_prefill,
-    saturation,
-    sent_per_s,
-)
-from .options import (
-    DRAFTING,
-    Described,
-    Option,
-    Wanted,
-    layouts,
-    named,
-)
+from .bounds import alone, as_decode, as_prefill, saturation, sent_per_s
+from .options import DRAFTING, Described, Option, Wanted, layouts, named
 from .slo import Objective
 
 MOST_PAIRS = 4
-"""Pairs of layouts that are tried of each draft length, the best by their saturations; each with
-some numbers of workers."""
+"""Pairs of layouts that are tried of each draft length, the best by their saturations."""
 LOADED = (1.0, 0.75, 0.5)
 """The parts of their saturations to which workers are loaded by a rate that is asked for."""
 PREFILLS = {"trtllm": {"policy": {"disable_overlap_scheduler": True}}}
@@ -44,15 +28,13 @@ PREFILLS = {"trtllm": {"policy": {"disable_overlap_scheduler": True}}}
 
 @dataclass(frozen=True)
 class Pair:
-    """The layouts of a prefill and of a decode worker, and the requests a second that saturate one
-    of each."""
+    """A prefill and a decode worker, and the requests a second that saturate each."""
 
     prefill: Option
     decode: Option
     rates: tuple[float, float]
 
     def gpus(self, workers: tuple[int, int]) -> int:
-        """GPUs of so many prefill and decode workers."""
         return workers[0] * self.prefill.gpus + workers[1] * self.decode.gpus
 
     def saturation(self, workers: tuple[int, int]) -> float:
@@ -63,14 +45,11 @@ class Pair:
         """Numbers of workers that fill the GPUs: at first those with the highest saturation, then
         those with one prefill worker more, and fewer."""
         most = (gpus - self.decode.gpus) // self.prefill.gpus
-        every = [
-            (count, (gpus - count * self.prefill.gpus) // self.decode.gpus)
-            for count in range(1, most + 1)
-        ]
-        if not every:
-            return []
-        best = max(range(len(every)), key=lambda place: self.saturation(every[place]))
-        return [every[place] for place in (best, best + 1, best - 1) if 0 <= place < len(every)]
+        every = {
+            n: (n, (gpus - n * self.prefill.gpus) // self.decode.gpus) for n in range(1, most + 1)
+        }
+        best = max(every, key=lambda count: self.saturation(every[count]), default=0)
+        return [every[count] for count in (best, best + 1, best - 1) if count in every]
 
     def for_rate(self, rate: float, gpus: int) -> list[tuple[int, int]]:
         """Numbers of workers that a rate loads to :data:`LOADED` of their saturations at most."""
@@ -108,7 +87,6 @@ def pool_layouts(
 def _pairs(
     wanted: Wanted, options: Iterable[Option], objectives: Sequence[Objective]
 ) -> Iterator[Pair]:
-    """Pairs of layouts in which a single request keeps the SLO, on GPUs of one kind."""
     alike = dict[object, tuple[dict[Option, float], dict[Option, float]]]()
     largest = {"budget": max(wanted.budgets), "seqs": max(wanted.sequences)}
     first = [one for one in objectives if "ttft_s" in one.limits]
@@ -132,7 +110,6 @@ def _pairs(
 def _described(
     wanted: Wanted, pair: Pair, workers: tuple[int, int], trees: dict[str, dict[str, Any]]
 ) -> Described:
-    """The layout and the scenario of a pair with so many workers."""
     pools: dict[str, dict[str, Any]] = {
         pool: {"cluster": {**trees[one.name]["cluster"], "replicas": count}}
         for pool, one, count in zip(POOLS, (pair.prefill, pair.decode), workers, strict=True)

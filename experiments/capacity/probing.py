@@ -19,18 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from sarathi_sim.profiler.storage import manifest as manifests
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
 from sarathi_sim.profiler.storage.files import remove_empty
-from sarathi_sim.profiler.storage.manifest import (
-    MANIFEST,
-    Manifest,
-    read_manifest,
-    remove_files,
-    remove_ours,
-    replace_files,
-)
+from sarathi_sim.profiler.storage.manifest import MANIFEST, Manifest
 from ..results import open_result
-from ..sweeps.backends import Backend, Bundles, Outcomes
+from ..sweeps.backends import Backend
 from ..sweeps.execute import Report, execute, write_tables
 from ..sweeps.plan import Run, SweepPlan, run_key
 from ..sweeps.store import Store
@@ -59,29 +53,24 @@ class Laboratory:
     def pursue(
         self, searches: Mapping[Option, Search[T]], before: int = 0, total: int | None = None
     ) -> dict[Option, T | str]:
-        """The results of the searches; the error of a search with a failed run.
-
-        Call it under the store's lock. Of ``total`` deployments ``before`` are done already.
-        """
+        """The results of the searches; the error of a search with a failed run. Call it under the
+        store's lock. Of ``total`` deployments ``before`` are done already."""
         chase = _Chase(self, searches, before, total or len(searches))
         plan = SweepPlan("", "capacity", "", AXES, None, tuple(chase.begin()), ())
-        kept = _Kept(self.backend, self.backend.workers)
         self.report.total += len(plan.runs)
-        execute(plan, self.store, kept, self.progress, self.report, self.say, chase.follow)
+        told = (self.progress, self.report, self.say)
+        execute(plan, self.store, self.backend, *told, chase.follow)
         self.runs |= chase.runs
         return chase.found
 
     def write_tables(self) -> None:
-        """Write the tables of the probes' sweep, in an order that does not depend on when each was
-        simulated."""
+        """Write the tables of the probes' sweep, in an order that does not depend on the time."""
         runs = sorted(self.runs.values(), key=lambda run: (*run.point.values(), run.seed))
         plan = SweepPlan("", "capacity", "", AXES, None, tuple(runs), ())
         write_tables(plan, self.store, self.report.failures)
 
 
 class _Chase(Generic[T]):
-    """Searches under way, and the runs that each waits for."""
-
     def __init__(
         self, lab: Laboratory, searches: Mapping[Option, Search[T]], before: int, total: int
     ) -> None:
@@ -134,7 +123,6 @@ class _Chase(Generic[T]):
         self.lab.progress("deployments", self._before + len(self.found), self._total)
 
     def _ask(self, option: Option, probes: list[Probe]) -> list[Run]:
-        """The runs of the probes that no search has asked for yet."""
         runs, asked = [], []
         for probe in probes:
             deployment = option.at(probe, self.lab.section.load)
@@ -160,20 +148,6 @@ class _Chase(Generic[T]):
         return Probed(probe, key, summary, verdict, option.alike if rate else 1, tables)
 
 
-@dataclass
-class _Kept:
-    """A backend that outlives a sweep on it."""
-
-    backend: Backend
-    workers: int
-
-    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        return self.backend.run(bundles, ahead=ahead)
-
-    def close(self) -> None:
-        """Its owner closes it."""
-
-
 CAPACITY_FORMAT = "sarathi-sim capacity 1"
 RECOMMEND_FORMAT = "sarathi-sim recommend 3"
 SENSITIVITY_FORMAT = "sarathi-sim sensitivity 1"
@@ -183,9 +157,8 @@ _APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")
 
 @contextmanager
 def probes_in(out: Path, kind: str) -> Iterator[Store]:
-    """The store of the probes below ``out``, locked. If the block fails without a probe, a new
-    folder is removed, and an empty one is left empty. Raises UserError if ``out`` is something
-    else, or holds files that are not ours."""
+    """The store of the probes below ``out``, locked. If the block fails without a probe, nothing is
+    left. Raises UserError if ``out`` is something else, or holds files that are not ours."""
     made = open_result(out, kind, _APART.fullmatch)
     store = Store(out / PROBES)
     store.open(resume=True)
@@ -195,7 +168,7 @@ def probes_in(out: Path, kind: str) -> Iterator[Store]:
     except BaseException:
         if made is not None and not any(store.runs.iterdir()):
             store.runs.rmdir()
-            remove_ours(store.folder)
+            manifests.remove_ours(store.folder)
             (out / MANIFEST).unlink()
             remove_empty(made)
         raise
@@ -205,6 +178,6 @@ def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
     """Write the files of the answer, each whole or as it was; remove an earlier answer's others."""
     for name in files:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-    replace_files(out, kind, files)
-    written = read_manifest(out) or Manifest(kind)
-    remove_files(out, kind, written.files.keys() - files.keys())
+    manifests.replace_files(out, kind, files)
+    written = manifests.read_manifest(out) or Manifest(kind)
+    manifests.remove_files(out, kind, written.files.keys() - files.keys())

@@ -1,19 +1,17 @@
-"""From a question to a deployment: which layout carries most for its price under an SLO?
+"""From a question to a deployment: which layout sustains most for its price under an SLO?
 
 Layouts that do not fit, or break the SLO with a single request, are dropped without a simulation.
-The others race with short runs of one replica, in the order of their bounds. Once a deployment was
-seen to carry a load, each next one needs a single run: at the load that would make it nearly as
-good. Only if it keeps the SLO there, it is searched further. All runs share their random numbers.
-The best few are then searched as ``capacity`` does, with all their replicas.
-"""
+The others race with short runs of one replica, in the order of their bounds: each first at the load
+that would make it nearly as good as the best. The best few are searched as ``capacity`` does."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -75,10 +73,8 @@ LIKELY = 0.6
 @dataclass(frozen=True)
 class Screened:
     """A deployment after screening: the load that one replica carries, and the number of replicas.
-
     ``value`` ranks it: requests a second for a unit of money an hour. ``per_hour`` is the price of
-    one replica, ``kept`` the largest load at which a run kept the SLO.
-    """
+    one replica, ``kept`` the largest load at which a run kept the SLO."""
 
     option: Option
     load: float
@@ -88,15 +84,14 @@ class Screened:
     kept: Probed | None = None
 
     @property
-    def carried(self) -> str:
-        """Requests a second of all replicas, as text."""
-        return f"{number_text(self.load * self.replicas)} requests/s"
+    def name(self) -> str:
+        """With the number of replicas."""
+        return whole(self.option, self.replicas).name
 
 
 @dataclass(frozen=True)
 class Worth:
-    """The value of a deployment: requests a second for a unit of money an hour; and the load that a
-    value takes."""
+    """A deployment's value, requests a second for money an hour; and the load that it takes."""
 
     wanted: Wanted
     prices: Prices
@@ -112,9 +107,8 @@ class Worth:
             carried = wanted.rate if load >= wanted.rate else 0.0
         else:
             replicas = max(1, math.ceil(wanted.rate / load))
-            paid, carried = replicas * gpus, wanted.rate
-            if paid > wanted.gpus:
-                carried = 0.0
+            paid = replicas * gpus
+            carried = wanted.rate if paid <= wanted.gpus else 0.0
         per_hour = self._price(option) * paid
         return Screened(option, load, replicas, carried / per_hour, per_hour / replicas)
 
@@ -154,10 +148,9 @@ class AtRate:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The finalists' answers, the best first; the other screened deployments; the reasons of the
-    dropped ones. ``checked`` has, by name, the runs at the rate: of finalists, and of the first
-    with one replica fewer. ``options`` are all possible deployments, one replica each.
-    ``weighed``: what is equal to the first, and what it saves."""
+    """The finalists' answers, the best first; the other screened deployments; why others were
+    dropped. ``checked``: by name, the runs at the rate. ``options``: all possible deployments, one
+    replica each. ``weighed``: what is equal to the first, and what it saves."""
 
     finalists: list[Answer]
     screened: list[Screened]
@@ -175,15 +168,13 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         further, unfit = deployable(wanted, pools)
         options, dropped = [*options, *further], dropped | unfit
     bounded, worth = dict[Option, float](), Worth(wanted, prices)
-    lone = dict[str, tuple[float, str]]()
+    lone, objectives = dict[str, tuple[float, str]](), lab.section.objectives
     for number, option in enumerate(options):
         lab.progress("bounds", number, len(options))
-        lone[option.name] = alone(option, lab.section.objectives)
+        lone[option.name] = alone(option, objectives)
         if why := lone[option.name][1]:
             dropped[option.name] = Left("alone", clause=why)
-            continue
-        most = most_requests_per_s(option, lab.section.objectives)
-        if why := worth.too_many(option, most):
+        elif why := worth.too_many(option, most := most_requests_per_s(option, objectives)):
             dropped[option.name] = Left("rate", at=most, clause=why)
         else:
             bounded[option] = most
@@ -196,8 +187,7 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
             screened.append(one)
     if not screened:
         raise UserError(_nothing(wanted, dropped, lone))
-    found, chosen = list[Answer](), finalists(screened)
-    searched = list[Screened]()
+    found, searched, chosen = list[Answer](), list[Screened](), finalists(screened)
     while chosen:
         say(f"searching {len(chosen)} of them exactly")
         searched += chosen
@@ -227,10 +217,9 @@ def far_neighbours(found: Recommendation) -> list[dict[str, Any]]:
     best, *others = found.finalists
     if not best.load or best.option.pooled:
         return []
-    most, loads = best.load / best.option.replicas, dict[str, float]()
-    for one in others:
-        if not one.unsettled:
-            loads[named(one.option.point)] = one.load / one.option.replicas
+    most = best.load / best.option.replicas
+    known = [one for one in others if not one.unsettled]
+    loads = {named(one.option.point): one.load / one.option.replicas for one in known}
     loads |= {one.option.name: one.load for one in found.screened}
     far: dict[str, float | None] = {n: load for n, load in loads.items() if load < MUCH_LESS * most}
     for name, left in found.dropped.items():
@@ -249,19 +238,20 @@ def refined(
     """The best deployments; each round also tries the token budgets and sequence limits halfway
     between the best deployment's and the next ones. Two pools have the largest of both, so nothing
     is tried beside them. Raises UserError as :func:`recommend`."""
-    found = recommend(lab, wanted, prices, say)
+    found, keys = recommend(lab, wanted, prices, say), ("budget", "seqs")
     for _ in range(rounds):
         best = found.finalists[0]
-        keys = ("budget", "seqs")
         tried = [dict(zip(keys, p, strict=True)) for p in product(wanted.budgets, wanted.sequences)]
         there = tried.index({key: best.option.point[key] for key in keys})
         further = between(there, tried) if best.load and not best.option.pooled else []
         if not further:
             break
-        budgets, sequences = ({point[key] for point in further} for key in keys)
-        budgets, sequences = budgets.union(wanted.budgets), sequences.union(wanted.sequences)
-        wanted = replace(wanted, budgets=tuple(sorted(budgets)), sequences=tuple(sorted(sequences)))
-        say(f"refining: budgets {wanted.budgets}, sequence limits {wanted.sequences}")
+        budgets, sequences = (
+            tuple(sorted({*before, *(point[key] for point in further)}))
+            for key, before in zip(keys, (wanted.budgets, wanted.sequences), strict=True)
+        )
+        wanted = replace(wanted, budgets=budgets, sequences=sequences)
+        say(f"refining: budgets {budgets}, sequence limits {sequences}")
         found = recommend(lab, wanted, prices, say)
     return found
 
@@ -273,7 +263,7 @@ def _contenders(
     worth: Worth,
 ) -> list[Screened]:
     """Screened deployments that may be nearly as good as the best searched one, or better, if the
-    exact search lowers their load by as much; the next two if all searched ones carry nothing."""
+    exact search lowers their load by as much; the next two if all searched ones sustain nothing."""
     others = [one for one in screened if one not in searched]
     exact = [
         worth.of(one.option, answer.load / one.replicas).value if answer.load else 0.0
@@ -288,17 +278,14 @@ def _contenders(
 def _least_replicas(
     lab: Laboratory, found: list[Answer], wanted: Wanted, prices: Prices
 ) -> tuple[list[Answer], dict[str, AtRate]]:
-    """The answers, also with other numbers of replicas; and the runs at the rate.
-
-    A deployment that falls short of the rate is searched with one replica more. One that carries it
-    runs at the rate, and again with one replica fewer, if that would be the cheapest: if this keeps
-    the SLO, it is searched, too.
-    """
+    """The answers, also with one replica more where a deployment falls short of the rate; and the
+    runs at the rate of those that sustain it, and with one replica fewer, if that would be the
+    cheapest: if this keeps the SLO, it is searched, too."""
     rate = wanted.rate
     assert rate is not None
     tried, checked = list(found), dict[str, AtRate]()
-    single = [one for one in found if not one.option.pooled]
-    wave = [_changed(one.option, 1) for one in single if one.load < rate]
+    short = [one.option for one in found if one.load < rate and not one.option.pooled]
+    wave = [_changed(option, 1) for option in short]
     while True:
         wave = [option for option in wave if option.gpus <= wanted.gpus]
         if wave:
@@ -317,15 +304,13 @@ def _least_replicas(
         }
         if not fewer:
             return tried, checked
-        found_fewer = _run_at(lab, fewer, rate)
-        checked |= found_fewer
-        names = {one.option.name for one in tried}
-        kept = (one.option for one in found_fewer.values() if one.verdict.holds)
+        less_checked, names = _run_at(lab, fewer, rate), {one.option.name for one in tried}
+        checked |= less_checked
+        kept = (one.option for one in less_checked.values() if one.verdict.holds)
         wave = [option for option in kept if option.name not in names]
 
 
 def _run_at(lab: Laboratory, like: Mapping[Option, Answer], rate: float) -> dict[str, AtRate]:
-    """Deployments under the rate, each with runs as long as those of an answer."""
     searches = {}
     for option, one in like.items():
         assert one.found is not None
@@ -359,24 +344,22 @@ def _weighed(
     best = rival(first)
     if not best.value or first.found is None or not first.found.at:
         return NOT_WEIGHED, checked
-    own = _layout_of(first.option)
-    others = [rival(one) for one in answers_ if _layout_of(one.option) != own and one.load]
-    others = [one for one in others if one.value or rate is None]
+    own, _, _ = best.name.partition(" x ")
+    others = [rival(one) for one in answers_ if one.load]
+    others = [o for o in others if o.name.partition(" x ")[0] != own and (o.value or rate is None)]
     rest = found.screened
     several = {one.option: whole(one.option, one.replicas) for one in rest}
     if rate is not None:
         second = max([one.value for one in others if one.value < best.value], default=0.0)
         cheaper = sorted((one for one in rest if one.value > second), key=lambda one: -one.value)
-        left = cheaper[MOST_SEARCHED:]
+        rest, left = cheaper[:MOST_SEARCHED], cheaper[MOST_SEARCHED:]
         most_left_out = max([most_left_out, *(one.value for one in left)])
-        rest = cheaper[:MOST_SEARCHED]
         checked = _run_at(lab, {several[one.option]: first for one in rest}, rate)
     for one in rest:
         option, value = several[one.option], one.value
         if rate is not None and not ((at := checked.get(option.name)) and at.verdict.holds):
-            value = (
-                rate / _per_hour(_changed(option, 1), worth.prices) if not option.pooled else 0.0
-            )
+            more = _per_hour(_changed(option, 1), worth.prices)
+            value = 0.0 if option.pooled else rate / more
         others.append(Rival(option.name, option, one.load, value))
 
     def value_of(option: Option, load: float) -> float:
@@ -393,15 +376,14 @@ def _op_error(lab: Laboratory, option: Option) -> float:
 
 
 def _with_bands(lab: Laboratory, found: Recommendation) -> Recommendation:
-    """The finalists with the bands of their op times, one half-width an engine and GPU."""
     errors, banded = dict(found.weighed.errors), list[Answer]()
     for one in found.finalists:
-        kind = kind_of(one.option)
-        if one.load and kind not in errors:
-            errors[kind] = _op_error(lab, one.option)
-        factor = math.exp(errors.get(kind, 0.0))
-        band = (one.load / factor, one.load * factor)
-        banded.append(replace(one, band=band if one.load else None))
+        if one.load:
+            if (kind := kind_of(one.option)) not in errors:
+                errors[kind] = _op_error(lab, one.option)
+            factor = math.exp(errors[kind])
+            one = replace(one, band=(one.load / factor, one.load * factor))
+        banded.append(one)
     return replace(found, finalists=banded)
 
 
@@ -414,21 +396,15 @@ def servers_90(uncertainty: Sequence[float] | None, replicas: int, rate: float) 
     return [least, max(most, replicas)]
 
 
-def _layout_of(option: Option) -> str:
-    return option.name.partition(" x ")[0]
-
-
 def _nothing(
     wanted: Wanted, dropped: Mapping[str, Left], lone: Mapping[str, tuple[float, str]]
 ) -> str:
     """Why no deployment is left: if a request alone breaks the SLO in all that fit the memory, the
     nearest; else why those that it keeps were dropped, or why none fits."""
-    said = {
-        name: f"breaks {one.clause} at {number_text(one.at)} requests/s a server"
-        if one.stage == "race" and one.at is not None
-        else one.clause
-        for name, one in dropped.items()
-    }
+    said = {name: one.clause for name, one in dropped.items()}
+    for name, one in dropped.items():
+        if one.stage == "race" and one.at is not None:
+            said[name] = f"breaks {one.clause} at {number_text(one.at)} requests/s a server"
     reasons = [why for name, why in said.items() if name in lone and not lone[name][1]]
     if lone and not reasons:
         nearest = min(lone, key=lambda name: lone[name])
@@ -451,21 +427,18 @@ def whole(option: Option, replicas: int) -> Option:
 
 
 def _changed(option: Option, by: int) -> Option:
-    """The deployment with ``by`` more replicas."""
     return whole(option, option.scenario.cluster.replicas + by)
 
 
 def _per_hour(option: Option, prices: Prices) -> float:
-    """The cost of all replicas' GPUs for an hour."""
     return max(prices.of(option.deployment.device.name), 1e-9) * option.gpus
 
 
 def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str, AtRate]) -> float:
-    idle = 1.0 if wanted.rate is not None else wanted.gpus / answer.option.gpus
-    price = _per_hour(answer.option, prices) * idle
+    price = _per_hour(answer.option, prices)
     if wanted.rate is None:
-        return answer.load / price
-    # The cheapest deployment that carries the rate, then the largest reserve.
+        return answer.load / (price * (wanted.gpus / answer.option.gpus))
+    # The cheapest deployment that sustains the rate, then the largest reserve.
     carries = carries_rate(answer, wanted.rate, checked)
     return (1e6 + answer.load if carries else answer.load) / price
 
@@ -476,9 +449,6 @@ def carries_rate(answer: Answer, rate: float, checked: Mapping[str, AtRate]) -> 
     return answer.load >= rate and there is not None and there.verdict.holds
 
 
-# The race ------------------------------------------------------------------------------------
-
-
 def screen(
     lab: Laboratory,
     worth: Worth,
@@ -487,9 +457,7 @@ def screen(
     say: Say,
 ) -> list[Screened]:
     """A rough capacity of each deployment, the best first; adds those left behind to ``dropped``.
-
-    ``bounded`` has for each option a load that a replica cannot exceed.
-    """
+    ``bounded`` has for each option a load that a replica cannot exceed."""
     waiting, found, total = _in_order(worth, bounded), list[Screened](), len(bounded)
     while waiting:
         best = found[0] if found else None
@@ -524,7 +492,8 @@ def screen(
                 dropped[option.name] = Left("failed" if failed else "race", clause=outcome)
         found.sort(key=lambda one: (-one.value, one.option.name))
         if found and found[0] is not best:
-            say(f"best so far: {_named(found[0])}: about {found[0].carried}")
+            about = number_text(found[0].load * found[0].replicas)
+            say(f"best so far: {found[0].name}: about {about} requests/s")
     return found
 
 
@@ -535,12 +504,8 @@ def finalists(screened: Sequence[Screened]) -> list[Screened]:
     for one in screened:
         of_layout.setdefault(one.option.point["layout"], one)
     best = screened[0].value
-    near = [one for one in of_layout.values() if one.value >= best * (1 - BEHIND)]
-    chosen = [
-        one
-        for place, one in enumerate(near[:FINALISTS])
-        if place < 2 or one.value >= best * (1 - MARGIN)
-    ]
+    near = [one for one in of_layout.values() if one.value >= best * (1 - BEHIND)][:FINALISTS]
+    chosen = near[:2] + [one for one in near[2:] if one.value >= best * (1 - MARGIN)]
     pooled = chosen[0].option.pooled
     other = next((one for one in screened if one.option.pooled != pooled), chosen[0])
     return chosen if other in chosen else [*chosen, other]
@@ -550,11 +515,10 @@ def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:
     """Options by their bounds; first one of each layout, then other sequence limits."""
     value = {option: worth.of(option, load).value for option, load in bounded.items()}
     ordered = sorted(bounded, key=lambda option: -value[option])
-    place: dict[Option, int] = {}
-    seen: dict[object, int] = {}
+    place, seen = dict[Option, int](), Counter[object]()
     for option in ordered:
-        layout = option.point["layout"]
-        place[option] = seen[layout] = seen.get(layout, -1) + 1
+        place[option] = seen[option.point["layout"]]
+        seen[option.point["layout"]] += 1
     return sorted(ordered, key=lambda option: place[option])
 
 
@@ -563,23 +527,17 @@ def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[floa
     of its layout; and which of them sets it."""
     if not found:
         return 0.0, None
-    goals = [(found[0].value * (1 - BEHIND), _named(found[0]))]
+    goals = [(found[0].value * (1 - BEHIND), found[0].name)]
     same = (one for one in found if one.option.point["layout"] == option.point["layout"])
-    if (rival := next(same, None)) is not None:
-        goals.append((rival.value * (1 + BETTER), _named(rival)))
+    goals += [(one.value * (1 + BETTER), one.name) for one in islice(same, 1)]
     value, name = max(goals)
     return worth.load_for(option, value), name
-
-
-def _named(one: Screened) -> str:
-    return whole(one.option, one.replicas).name
 
 
 def recommended(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
 ) -> dict[str, Any]:
-    """Search the best deployments; the content of ``summary.json``. Raises UserError if none
-    keeps the SLO."""
+    """The content of ``summary.json``. Raises UserError if no deployment keeps the SLO."""
     found = _with_bands(lab, refined(lab, wanted, prices, say, rounds))
     lab.write_tables()
     return answer_of(found, wanted, prices)
@@ -626,13 +584,9 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
 
 
 def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
-    """The finalists in numbers, each with its price.
-
-    ``carries`` is the rate, or without one the capacity; None if a finalist does not carry the
-    rate. ``per_million_input_tokens`` and ``per_million_output_tokens`` are the prices of a million
-    tokens at that load, ``at_rate`` has the replications at the rate, and ``servers_90`` is
-    :func:`servers_90`'s.
-    """
+    """The finalists in numbers, each with its costs. ``carries`` is the rate (None if it does not
+    sustain it), or without one the capacity, ``at_rate`` has the replications at the rate, and
+    ``servers_90`` is :func:`servers_90`'s."""
     rows = []
     for answer in found.finalists:
         row = as_json(answer, wanted.section.load)
@@ -642,8 +596,7 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
             carries = carries_rate(answer, wanted.rate, found.checked)
             row["carries"] = wanted.rate if carries else None
             row["servers_90"] = servers_90(row.get("uncertainty"), row["replicas"], wanted.rate)
-            there = found.checked.get(row["name"])
-            if there is not None:
+            if (there := found.checked.get(row["name"])) is not None:
                 row["at_rate"] = at = pooled_numbers(there.at, there.verdict, there.option)
                 row["scenario"] = scenario_at(there.option, at, wanted.section.load)
         add_costs(row, prices.of(row["device"]) * paid)
@@ -652,19 +605,18 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
 
 
 def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
-    """The first deployment at the rate with one replica fewer; None if this was not run."""
     best = found.finalists[0].option
-    if best.pooled:
+    there = found.checked.get(_changed(best, -1).name)
+    if best.pooled or there is None or there.verdict.holds:
         return None
-    name, _, replicas = best.name.rpartition(" x ")
-    there = found.checked.get(f"{name} x {int(replicas) - 1}")
-    if there is None or there.verdict.holds:
-        return None
-    worst = there.verdict.worst
-    return {"name": there.option.name, "load": wanted.rate, "breaks": worst} | {
-        "value": there.verdict.values.get(worst),
-        "slo": there.verdict.values,
-        "overloaded": there.verdict.overloaded,
+    verdict = there.verdict
+    return {
+        "name": there.option.name,
+        "load": wanted.rate,
+        "breaks": verdict.worst,
+        "value": verdict.values.get(verdict.worst),
+        "slo": verdict.values,
+        "overloaded": verdict.overloaded,
     }
 
 
@@ -672,14 +624,18 @@ def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, An
     """A rough capacity of all replicas, and the numbers at the largest load that short runs of one
     replica carried. ``holds_at_rate``: whether runs at the rate kept the SLO, if there were any."""
     option, scale = one.option, one.kept.scale if one.kept is not None else 1
-    row: dict[str, Any] = {"name": _named(one), "point": option.point, "replicas": one.replicas}
-    there = checked.get(row["name"])
-    row["holds_at_rate"] = None if there is None else there.verdict.holds
-    row |= {"device": " and ".join(option.deployment.gpus)}
-    row |= {"stack": option.deployment.pools[-1].scenario.stack}
-    row |= {"gpus": option.gpus * one.replicas, "about": one.load * one.replicas, "curve": []}
-    if one.kept is not None:
-        row["curve"] = [numbers(one.kept, whole(option, scale))]
+    there = checked.get(one.name)
+    row = {
+        "name": one.name,
+        "point": option.point,
+        "replicas": one.replicas,
+        "holds_at_rate": None if there is None else there.verdict.holds,
+        "device": " and ".join(option.deployment.gpus),
+        "stack": option.deployment.pools[-1].scenario.stack,
+        "gpus": option.gpus * one.replicas,
+        "about": one.load * one.replicas,
+        "curve": [] if one.kept is None else [numbers(one.kept, whole(option, scale))],
+    }
     add_costs(row, one.per_hour * scale)
     return row | {"per_hour": one.per_hour * one.replicas}
 

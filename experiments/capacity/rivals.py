@@ -1,12 +1,9 @@
 """What a recommendation saves, and which deployments are as good: *equal*.
 
 Money ranks: at a stated rate GPUs times their price, else that of a token. Two deployments are
-equal if their money is equal, or differs by less than their difference can tell. Replications have
-the same seeds, so what they tell is the interval of paired differences. Errors of op times cancel
-for one engine on one kind of GPU; else both count in full. The interval of a single capacity counts
-nowhere. A deployment that was only screened is run at the stated rate before anything is said of
-it; without a rate its load is as uncertain as the screening.
-"""
+equal if their money differs by less than the interval of paired differences, as replications have
+the same seeds. Errors of op times cancel for one engine on one kind of GPU; else both count in
+full. A load that was only screened is as uncertain as the screening."""
 
 from __future__ import annotations
 
@@ -35,8 +32,8 @@ class Rival:
 @dataclass(frozen=True)
 class Weighed:
     """Names of deployments that are equal to the first; the next one that is not, by which share of
-    its money the first is cheaper, and whether that is a bound only. ``errors`` has the half-width
-    of the op times' errors by engine and GPU, in logarithms, where they count."""
+    its money the first is cheaper, and whether that is a bound only. ``errors``: the half-widths of
+    the op times' errors that count, by engine and GPU, in logarithms."""
 
     equal: tuple[str, ...] = ()
     next: str = ""
@@ -73,10 +70,9 @@ def weigh(
     screening: float,
     most_left_out: float,
 ) -> Weighed:
-    """The first beside ``others``. ``worth`` is the value of an option whose replicas carry a load,
-    ``error`` the half-width of the 90 % band of an option's op times and ``screening`` that of a
-    load that was only screened, both in logarithms. Deployments that were left out are worth at
-    most ``most_left_out``."""
+    """The first beside ``others``. ``worth``: the value of an option whose replicas sustain a load;
+    ``error``: the half-width of the 90 % band of an option's op times, ``screening``: that of a
+    screened load, both in logarithms; others are worth at most ``most_left_out``."""
     errors: dict[str, float] = {}
 
     def half(option: Option) -> float:

@@ -10,8 +10,7 @@ requests come faster or slower, so its latencies grow with the load, and bisecti
 runs take three or four probes per replication. The capacity is the quantile of the crossings that
 90 % of replications exceed (``confidence/quantile.py``), and at most the saturation. All
 replications then run at it: pooled, they must keep the SLO, and their arrivals must last long
-enough to show an overload.
-"""
+enough to show an overload."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sarathi_sim.simulator.confidence.quantile import Estimate, quantile, spread
+from sarathi_sim.simulator.confidence.quantile import quantile, spread
 from .slo import RunTables, Verdict
 
 T = TypeVar("T")
@@ -48,17 +47,15 @@ BELOW, ABOVE = (0.5, 0.7, 0.85, 0.95), (1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
 """The loads of the headroom curve, in parts of the capacity; above it only up to the first load
 that breaks the SLO."""
 RESOLUTION = 2.0
-"""Standard deviations of a run's offered load: at a smaller distance from the saturation a run is
-too short to show whether its queue ends (a queue's memory is variance / distance ** 2 requests, so
-a run then lasts four times its memory)."""
+"""Standard deviations of a run's offered load: nearer to the saturation a run is too short to show
+whether its queue ends (it lasts four times a queue's memory, variance / distance ** 2 requests)."""
 STEPS = 6
 """How often the load is lowered, at most, until the pooled replications keep the SLO."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One run: ``load`` in requests a second or clients, its seed, its length, and the factor on
-    every op's time."""
+    """One run: ``load`` in requests/s or clients, seed, length, and the factor on all op times."""
 
     load: float
     seed: int
@@ -68,11 +65,9 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probed:
-    """A finished probe: its run's key and summary, and its verdict under the SLO.
-
-    ``scale`` is the deployment's replicas over the run's (see
-    :attr:`~sarathi_sim.experiments.capacity.options.Option.alike`). ``tables`` are the run's.
-    """
+    """A finished probe: its run's key and summary, and its verdict under the SLO. ``scale`` is the
+    deployment's replicas over the run's (see
+    :attr:`~sarathi_sim.experiments.capacity.options.Option.alike`). ``tables`` are the run's."""
 
     probe: Probe
     run: str
@@ -111,14 +106,12 @@ class UnbreakableError(ValueError):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The precision and the target of a search.
-
-    A run has ``requests``, more if it must last longer, up to ``budget``: ``limit_s`` is the SLO's
+    """The precision and the target of a search. A run has ``requests``, more if it must last
+    longer, up to ``budget`` (fewer than ``fewest`` settle nothing): ``limit_s`` is the SLO's
     largest limit, and arrivals last at least ``pattern_s``. ``scale`` is the probes' scale,
     ``variance`` the relative variance of a request's work and gap, times the replicas of a run. The
     share ``keep`` of replications keeps the SLO at a capacity. ``whole``: the load counts clients.
-    ``pooled`` judges several probes as one. Fewer than ``fewest`` requests settle nothing.
-    """
+    ``pooled`` judges several probes as one."""
 
     tolerance: float
     least: int
@@ -148,18 +141,18 @@ class Crossing:
     @property
     def slope(self) -> float:
         """The rise of the stress in percent, for a percent of load."""
-        return _slope(self.kept, self.broken)
+        rise = math.log(_stress(self.broken) / _stress(self.kept))
+        apart = math.log(self.broken.probe.load / self.kept.probe.load)
+        return min(max(rise / apart, 0.5), 50.0)
 
 
 @dataclass(frozen=True)
 class Capacity:
     """The highest ``load`` at which the asked share of replications keeps the SLO, and its 95 %
     ``interval``; both 0 if the SLO breaks under any load (then ``pilot`` is a probe that shows it).
-
     For each replication, ``crossings`` has a crossing and ``at`` a probe at the capacity;
-    ``verdict`` judges these probes, pooled. ``saturation``: requests/s served under overload
-    (infinite for clients). ``curve``: single probes at parts of the load. ``unsettled`` says why
-    the load is no capacity: the runs are too short.
+    ``verdict`` judges these, pooled. ``saturation``: requests/s served under overload (infinite for
+    clients). ``curve``: single probes at parts of the load. ``unsettled``: why it is no capacity.
     """
 
     load: float = 0.0
@@ -180,9 +173,8 @@ class Capacity:
     @property
     def rejected(self) -> float:
         """The share of rejected requests at the capacity, or at the pilot if nothing is carried."""
-        if isinstance(self.pilot, Probed):
-            return self.pilot.verdict.rejected
-        return self.verdict.rejected if self.verdict is not None else 0.0
+        verdict = self.pilot.verdict if isinstance(self.pilot, Probed) else self.verdict
+        return verdict.rejected if verdict is not None else 0.0
 
     @property
     def carried(self) -> float:
@@ -199,11 +191,11 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     start, plan = rough, lengthened(plan, [rough.kept])
     most_scatter = SCATTER
     while True:
-        found = yield from replications(plan, start)
-        endless = next((one for one in found if isinstance(one, Probed)), None)
-        if endless is not None:
-            return Capacity(pilot=endless)
-        crossings = [one for one in found if isinstance(one, Crossing)]
+        crossings = []
+        for one in (yield from replications(plan, start)):
+            if isinstance(one, Probed):
+                return Capacity(pilot=one)
+            crossings.append(one)
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
         most = saturation * max(1 - RESOLUTION * math.sqrt(plan.variance / plan.requests), 0.5)
         most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
@@ -251,19 +243,15 @@ def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Pr
             crossing(Probe(0, seed, plan.requests), start.load, start.slope, plan) for seed in seeds
         )
         loads = [exact(one, plan) for one in found if isinstance(one, Crossing)]
-        if len(loads) == len(found) and not _narrow(quantile(loads, 1 - plan.keep), plan):
-            wanted = min(plan.most, len(found) + 1)
+        if len(loads) == len(found):
+            low, high = (estimate := quantile(loads, 1 - plan.keep)).interval
+            if high - low > max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0):
+                wanted = min(plan.most, len(found) + 1)
     return found
 
 
-def _narrow(estimate: Estimate, plan: SearchPlan) -> bool:
-    low, high = estimate.interval
-    return high - low <= max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0)
-
-
 def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
-    """Requests/s that are served under overload, between warm-up and last arrival; infinite where
-    nothing is served by then."""
+    """Requests/s served under overload, from warm-up to last arrival; infinite without any."""
     if at_once is None:
         return math.inf
     for part in OVERLOADS:
@@ -313,13 +301,9 @@ def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
     return tuple(curve)
 
 
-# How long a run must be ----------------------------------------------------------------------
-
-
 def lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
-    """The plan with enough requests that arrivals last :data:`LASTS` times the largest limit and
-    the mean latency; and, if crossings scatter by ``scatter`` times too much, that they no longer
-    do; at most the budget."""
+    """The plan with enough requests, within its budget, that arrivals last :data:`LASTS` times the
+    largest limit and the mean latency, and that crossings no longer ``scatter`` too much."""
     wanted = max(_needed(plan, probed) for probed in at)
     wanted = math.ceil(1.1 * wanted) if wanted > plan.requests else plan.requests
     if scatter > 1:
@@ -361,16 +345,13 @@ def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
     )
 
 
-# One replication -----------------------------------------------------------------------------
-
-
 def pilot(plan: SearchPlan) -> Search[tuple[Probed | None, Crossing | Probed]]:
     """A rough capacity from short runs of one seed, and the run with all requests at once."""
     short = Probe(0, plan.seed, plan.pilot_requests)
     if plan.whole:
         found = yield from crossing(short, 32.0, SLOPE, plan)
         return None, found
-    (at_once,) = yield [_at(short, AT_ONCE)]
+    (at_once,) = yield [replace(short, load=AT_ONCE)]
     if at_once.verdict.rejects:
         return at_once, at_once
     found = yield from crossing(short, 0.85 * _throughput(at_once), SLOPE, plan)
@@ -385,13 +366,11 @@ def _throughput(at_once: Probed) -> float:
 
 def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed]:
     """A rough capacity from short runs, if it reaches ``goal``; else the probe at that load.
-
-    Without a goal (0) the search begins at ``start``. Arrivals last ten times the largest limit.
-    """
+    Without a goal (0) the search begins at ``start``. Arrivals last ten times the largest limit."""
     lasts = math.ceil(10 * plan.limit_s * (goal or start) / plan.scale)
     like = Probe(0, plan.seed, min(max(plan.pilot_requests, lasts), plan.budget))
     if goal:
-        (first,) = yield [_at(like, _rounded(goal, plan))]
+        (first,) = yield [replace(like, load=_rounded(goal, plan))]
         if not first.verdict.holds:
             return first
     return (yield from crossing(like, goal or start, SLOPE, plan))
@@ -400,19 +379,17 @@ def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probe
 def crossing(
     like: Probe, start: float, slope: float, plan: SearchPlan
 ) -> Search[Crossing | Probed]:
-    """The load where the SLO breaks for probes ``like`` this one, searched from ``start``.
-
-    From the first probe on, the stress and its ``slope`` predict the load of stress 1, and a load a
-    little beyond brackets it. Then bisection, until the two loads are the tolerance apart, at most
-    :data:`NEAREST`: the middle is the load of stress 1, interpolated in logarithms of both. Returns
-    the probe of the smallest load if the SLO breaks even there. Raises UnbreakableError if it holds
+    """The load where the SLO breaks for probes ``like`` this one, searched from ``start``; the
+    probe of the smallest load if the SLO breaks even there. Raises UnbreakableError if it holds
     when all requests come at once.
-    """
+
+    The stress and its ``slope`` predict the load of stress 1, and a load a little beyond brackets
+    it. Then bisection, until the two loads are the tolerance apart, at most :data:`NEAREST`:
+    between them the load of stress 1 is interpolated in logarithms of both."""
     fine = min(plan.tolerance, NEAREST)
     margin, smallest = 1 + fine / 3, SMALLEST * start
-    (first,) = yield [_at(like, _rounded(start, plan))]
-    kept = first if first.verdict.holds else None
-    broken = None if first.verdict.holds else first
+    (first,) = yield [replace(like, load=_rounded(start, plan))]
+    kept, broken = (first, None) if first.verdict.holds else (None, first)
     while kept is None or broken is None:
         known = kept or broken
         assert known is not None
@@ -426,7 +403,7 @@ def crossing(
             )
         factor = margin if up else 1 / margin
         guess = load * min(max(_stress(known) ** (-1 / slope), 0.3), 3.0) * factor
-        (further,) = yield [_at(like, _rounded(guess, plan, up))]
+        (further,) = yield [replace(like, load=_rounded(guess, plan, up))]
         margin = min(margin**2, 2.0)
         if further.verdict.holds:
             kept = further
@@ -438,7 +415,7 @@ def crossing(
         nearest = 1 / gap if plan.whole else 0.15
         part = min(max(_part(kept, broken), nearest), 1 - nearest)
         inner = kept.probe.load + part * gap
-        (middle,) = yield [_at(like, _rounded(inner, plan))]
+        (middle,) = yield [replace(like, load=_rounded(inner, plan))]
         if middle.verdict.holds:
             kept = middle
         else:
@@ -461,21 +438,12 @@ def _part(kept: Probed, broken: Probed) -> float:
     return low / (low - high)
 
 
-def _slope(kept: Probed, broken: Probed) -> float:
-    rise = math.log(_stress(broken) / _stress(kept))
-    return min(max(rise / math.log(broken.probe.load / kept.probe.load), 0.5), 50.0)
-
-
 def _stress(probed: Probed) -> float:
     """The stress within bounds; above 1 if the SLO breaks because of overload alone."""
     stress = probed.verdict.stress
     if probed.verdict.holds:
         return min(max(stress, 0.05), 0.9999)
     return min(max(stress, 1.0001), 20.0) if stress > 1 else 1.02
-
-
-def _at(like: Probe, load: float) -> Probe:
-    return Probe(load, like.seed, like.requests, like.slower)
 
 
 def _rounded(load: float, plan: SearchPlan, up: bool = False) -> float:

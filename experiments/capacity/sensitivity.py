@@ -1,9 +1,7 @@
 """The sensitivity of capacity, or of a run's metrics, to op times, links, the host, the workload.
 
-One factor at a time is lowered, and raised, by the part ``by``. All runs share their random
-numbers, so small differences show. With a ``capacity`` section each replication's capacity is
-searched again, with short runs, from the unchanged one; else each run is simulated again.
-"""
+One factor at a time is lowered, and raised. All runs share their random numbers, so small
+differences show. Each replication's capacity is searched again from the unchanged one."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ import pandas as pd
 
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_RECV, op_label
 from sarathi_sim.profiler.storage.child import silent
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
 from sarathi_sim.simulator.views.metrics import known
@@ -45,7 +43,7 @@ from ..config.workload import AtOnce, Closed
 from ..results import SUMMARY, check_kept, json_bytes, percentile_in
 from ..sweeps.execute import execute
 from ..sweeps.plan import Run, SweepPlan, run_key
-from .answer import read_question, said_of
+from .answer import question_yaml, read_question, said_of
 from .options import Option, plan_of, slowed, with_engines
 from .probing import NAME, SENSITIVITY_FORMAT, Laboratory
 from .search import (
@@ -78,23 +76,15 @@ class Factor:
     kind: str
     changed: Callable[[Scenario, float], Scenario]
 
-    def of(self, option: Option, times: float) -> Option:
-        """The option with this factor scaled by ``times``."""
-        name = f"{option.name}; {self.name} x {times:g}"
-        return option.changed(name, self.changed(option.scenario, times))
-
     def realised(self, option: Option, times: float) -> float:
-        """The scale that is reached: lengths are whole tokens, at most the longest.
-
-        Raises UserError where requests become too long.
-        """
-        key = LENGTHS.get(self.name)
-        if key is None:
+        """The scale that is reached: lengths are whole tokens, at most the longest. Raises
+        UserError where requests become too long."""
+        if (key := LENGTHS.get(self.name)) is None:
             return times
-        scenario = option.scenario
-        length = option.deployment.pools[-1].scenario.cluster.max_length
+        deployment = option.deployment
+        length = deployment.pools[-1].scenario.cluster.max_length
         assert length is not None
-        scenario = scenario.having("workload", requests=len(option.deployment.requests))
+        scenario = option.scenario.having("workload", requests=len(deployment.requests))
         source = Source(self.name, "", {}, ())
         before, after = (
             [getattr(request, f"{key}_tokens") for request in build_requests(one, length, source)]
@@ -117,9 +107,8 @@ class Question:
 
 
 def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]:
-    """All factors of a deployment's runs. ``gaps``: whether requests arrive one after the other
-    (None: as its workload says)."""
-    pools, scenario = deployment.pools, deployment.scenario
+    """All factors. ``gaps``: whether requests arrive one by one (None: as the workload says)."""
+    pools, arrivals = deployment.pools, deployment.scenario.workload.arrivals
     there = {op for pool in pools for op in ops_of(pool)}
     ops = [op for op in OPS if op in there]
     links = [op for op in ops if op in (ALL_REDUCE, ALL_TO_ALL, SEND_RECV)]
@@ -130,11 +119,10 @@ def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]
         found.append(Factor("handover bandwidth", "link", _bandwidth))
     if any(getattr(pool.scenario.engine, key) for pool in pools for key in HOST):
         found.append(Factor("host time", "host", _host))
-    found += [Factor(name, "workload", _shift(key)) for name, key in LENGTHS.items()]
-    arrivals = scenario.workload.arrivals
+    shifts = dict(LENGTHS)
     if not isinstance(arrivals, AtOnce | Closed) if gaps is None else gaps:
-        found.append(Factor(BURSTINESS, "workload", _shift(BURSTINESS)))
-    return found
+        shifts[BURSTINESS] = BURSTINESS
+    return found + [Factor(name, "workload", partial(_shift, key)) for name, key in shifts.items()]
 
 
 def _ops(names: Collection[str], power: int = 1) -> Callable[[Scenario, float], Scenario]:
@@ -142,28 +130,25 @@ def _ops(names: Collection[str], power: int = 1) -> Callable[[Scenario, float], 
 
 
 def _host(scenario: Scenario, times: float) -> Scenario:
-    def slower(engine: Engine) -> dict[str, Any]:
-        given = {key: getattr(engine, key) for key in HOST}
-        return {key: value and times * value for key, value in given.items()}
-
-    return with_engines(scenario, slower)
+    return with_engines(scenario, lambda engine: _scaled(engine, HOST, times))
 
 
 def _bandwidth(scenario: Scenario, times: float) -> Scenario:
-    given = scenario.disaggregation
-    assert given is not None
-    assert given.handover.bandwidth is not None, "not resolved"
-    handover = given.handover.model_copy(update={"bandwidth": times * given.handover.bandwidth})
+    assert scenario.disaggregation is not None
+    handover = scenario.disaggregation.handover
+    handover = handover.model_copy(update=_scaled(handover, ["bandwidth"], times))
     return scenario.having("disaggregation", handover=handover)
 
 
-def _shift(key: str) -> Callable[[Scenario, float], Scenario]:
-    def changed(scenario: Scenario, times: float) -> Scenario:
-        shift = scenario.workload.shift
-        shifted = shift.model_copy(update={key: times * getattr(shift, key)})
-        return scenario.having("workload", shift=shifted)
+def _shift(key: str, scenario: Scenario, times: float) -> Scenario:
+    shift = scenario.workload.shift
+    shift = shift.model_copy(update=_scaled(shift, [key], times))
+    return scenario.having("workload", shift=shift)
 
-    return changed
+
+def _scaled(section: object, keys: Iterable[str], times: float) -> dict[str, Any]:
+    given = {key: getattr(section, key) for key in keys}
+    return {key: value and times * value for key, value in given.items()}
 
 
 FINE = 0.01
@@ -207,9 +192,9 @@ def read_sensitivity(
     if not 0 < by < 1:
         raise UserError(f"--by {by:g}: must be more than 0 and less than 1")
     draft, section = read_draft(config, given), _ANY_SLO
-    if workload is not None and (metrics or draft.header.capacity is None):
-        raise UserError("--workload: must be left out with metrics of a run: give --set workload")
     measures = () if draft.header.capacity is not None and not metrics else metrics or METRICS
+    if workload is not None and measures:
+        raise UserError("--workload: must be left out with metrics of a run: give --set workload")
     for path in measures:
         check_metric(path, "--metric")
         check_kept(path, "--metric")
@@ -239,30 +224,30 @@ def read_sensitivity(
 
 
 def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
-    """The question and the answer, as in ``summary.json``. Raises UserError if the runs are too
-    short for the SLO."""
+    """The question and the answer, as in ``summary.json``. Raises UserError if runs are too
+    short."""
     changed, notes = list[tuple[Shifted, Option]](), list[str]()
     if asked.replications == 1:
         notes.append(ONE_RUN)
+    pairs = list[tuple[Factor, Shifted, Shifted]]()
     for option, factors in asked.options.items():
         for factor in factors:
             sides = list(_sides(option, factor, asked.by, notes))
-            changed += sides if len(sides) == len(SIDES) else []
+            if len(sides) == len(SIDES):
+                changed += sides
+                pairs.append((factor, sides[0][0], sides[1][0]))
     if asked.measures:
         values = _metrics(lab, asked, changed)
     else:
         values = _capacities(lab, asked, changed, notes)
     rows, measures = [], asked.measures or (CAPACITY,)
-    kinds = {factor.name: factor.kind for each in asked.options.values() for factor in each}
-    pairs: dict[tuple[Option, str], list[Shifted]] = {}
-    for case, _ in changed:
-        pairs.setdefault((case.option, case.factor), []).append(case)
-    for (option, name), (low, high) in pairs.items():
+    capacities = {CAPACITY: f"load where the SLO breaks ({UNITS[asked.section.load]})"}
+    for factor, low, high in pairs:
         for measure in measures:
-            row = {"deployment": option.name, "measure": measure}
-            row |= {"factor": name, "kind": kinds[name]}
-            rows.append(row | _row(values, low, high, measure, notes))
-    rows = [row for row in rows if row["elasticity"] is not None]
+            row = {"deployment": low.option.name, "measure": measure}
+            row |= {"factor": factor.name, "kind": factor.kind}
+            if effect := _row(values, low, high, measure, notes):
+                rows.append(row | effect)
     return {
         "format": SENSITIVITY_FORMAT,
         "name": asked.draft.header.name,
@@ -271,7 +256,7 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         "load": None if asked.measures else asked.section.load,
         "by": asked.by,
         "replications": asked.replications,
-        "measures": {measure: label(measure, asked.section) for measure in measures},
+        "measures": {path: known(path).axis for path in asked.measures} or capacities,
         "deployments": [
             {
                 "name": option.name,
@@ -290,19 +275,9 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
     }
 
 
-def label(measure: str, section: CapacitySection) -> str:
-    """A measure with its unit, in words."""
-    return (
-        f"load where the SLO breaks ({UNITS[section.load]})"
-        if measure == CAPACITY
-        else known(measure).axis
-    )
-
-
 def _sides(
     option: Option, factor: Factor, by: float, notes: list[str]
 ) -> Iterator[tuple[Shifted, Option]]:
-    """The option with this factor lower, and higher; a note if it does not change."""
     for side in SIDES:
         times = 1 + side * by
         try:
@@ -313,10 +288,9 @@ def _sides(
         if really == 1:
             notes.append(f"{option.name}: {factor.name} are whole tokens, and do not change")
             return
-        yield Shifted(option, factor.name, side, really), factor.of(option, times)
-
-
-# Values --------------------------------------------------------------------------------------
+        name, scenario = f"{option.name}; {factor.name} x {times:g}", option.scenario
+        changed = option.changed(name, factor.changed(scenario, times))
+        yield Shifted(option, factor.name, side, really), changed
 
 
 def _capacities(
@@ -380,25 +354,23 @@ def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:
 
 
 def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]]) -> Values:
-    """Each replication's metrics in every case."""
     runs: dict[tuple[Option, str, int], list[Run]] = {}
     for case, option in [*((Shifted(option), option) for option in asked.options), *changed]:
-        runs[case.option, case.factor, case.side] = [
-            _run(case, option, option.scenario.seed + number)
-            for number in range(asked.replications)
-        ]
+        first = option.scenario.seed
+        seeds = range(first, first + asked.replications)
+        runs[case.option, case.factor, case.side] = [_run(case, option, seed) for seed in seeds]
     listed = tuple(run for each in runs.values() for run in each)
     axes = ("deployment", "factor", "times", "seed")
     plan = SweepPlan("", "sensitivity", "", axes, None, listed, ())
     execute(plan, lab.store, lab.backend, lab.progress, lab.report, lab.say)
     found, failed = Values(), lab.report.failures
     for key, each in runs.items():
-        errors = [failed[run.key] for run in each if run.key in failed]
-        found[key] = (
-            errors[0]
-            if errors
-            else {path: [_number(lab, run, path) for run in each] for path in asked.measures}
-        )
+        if errors := [failed[run.key] for run in each if run.key in failed]:
+            found[key] = errors[0]
+        else:
+            found[key] = {
+                path: [_number(lab, run, path) for run in each] for path in asked.measures
+            }
     return found
 
 
@@ -420,29 +392,26 @@ def _run(case: Shifted, option: Option, seed: int) -> Run:
     return Run(run_key(deployment, NAME), NAME, seed, point, scenario)
 
 
-# Rows ----------------------------------------------------------------------------------------
-
-
 def _row(
     values: Values, low: Shifted, high: Shifted, measure: str, notes: list[str]
 ) -> dict[str, Any]:
-    """Effects of both sides in percent, and the elasticity with its 95 % interval."""
+    """Effects in percent, the elasticity and its 95 % interval; empty, with a note, without."""
     option, name = low.option, low.factor
     sides = [values.get((option, each, s)) for each, s in (("", 0), (name, -1), (name, 1))]
     if isinstance(sides[0], str):
         notes.append(f"{option.name}: {sides[0]}")
-        return {"elasticity": None}
-    said = next((side for side in sides if isinstance(side, str)), None)
+        return {}
+    said = next((side for side in sides if isinstance(side, str)), "")
     base, down, up = (
         np.array(side[measure] if isinstance(side, dict) else [], np.float64) for side in sides
     )
-    nothing: dict[str, Any] = {"elasticity": None}
-    if said is not None or not len(base) == len(down) == len(up) or not len(base):
-        notes.append(f"{option.name}: {name} is left out: {said or 'the SLO holds under no load'}")
-        return nothing
-    if not (np.isfinite([base, down, up]).all() and min(base.min(), down.min(), up.min()) > 0):
-        notes.append(f"{option.name}: {name} is left out: {measure} is 0, or unknown, there")
-        return nothing
+    if said or not len(base) == len(down) == len(up) or not len(base):
+        said = said or "the SLO holds under no load"
+    elif not (np.isfinite([base, down, up]).all() and min(base.min(), down.min(), up.min()) > 0):
+        said = f"{measure} is 0, or unknown, there"
+    if said:
+        notes.append(f"{option.name}: {name} is left out: {said}")
+        return {}
     each = np.log(up / down) / math.log(high.times / low.times)
     mean, interval = mean_and_interval(each.tolist())
     return {
@@ -458,7 +427,6 @@ def _row(
 
 
 def _base(values: Values, option: Option, measures: Iterable[str]) -> dict[str, float | None]:
-    """The values without any change, by measure."""
     found = values.get((option, "", 0))
     if not isinstance(found, dict):
         return dict.fromkeys(measures)
@@ -477,13 +445,8 @@ def table_of(content: Mapping[str, Any]) -> pd.DataFrame:
 
 def sensitivity_files(asked: Question, content: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of the result beside its runs."""
-    draft = asked.draft
-    header = draft.header.model_dump(include={"name", "description"})
-    config = {**header, **draft.raw, "scenarios": draft.overrides}
-    if not asked.measures:
-        config["capacity"] = asked.section.model_dump(exclude_none=True)
     return {
         SUMMARY: json_bytes(content),
         "sensitivity.csv": table_of(content).to_csv(index=False).encode(),
-        "config.yaml": dump_yaml(config).encode(),
+        "config.yaml": question_yaml(asked.draft, None if asked.measures else asked.section),
     }

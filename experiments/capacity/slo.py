@@ -38,11 +38,8 @@ _GRAMMAR = (
 
 @dataclass(frozen=True)
 class Objective:
-    """One clause of an SLO: ``limits`` in seconds by metric.
-
-    ``statistic`` of the metric must not exceed its limit; or at least a ``share`` of the requests
-    must keep all limits.
-    """
+    """One clause of an SLO: ``limits`` in seconds by metric. ``statistic`` of the metric must not
+    exceed its limit; or at least a ``share`` of the requests must keep all limits."""
 
     text: str
     limits: dict[str, float]
@@ -121,9 +118,8 @@ SloText = Annotated[Text, AfterValidator(_is_slo)]
 
 
 class Replications(Strict):
-    """How many runs with seeds of their own: ``least``, and more, up to ``most``, until the
-    capacity's interval is narrower than the tolerance. The share ``keep`` of all such runs keeps
-    the SLO at the capacity."""
+    """Runs with seeds of their own: ``least``, and more, up to ``most``, until the capacity's
+    interval is within the tolerance. The share ``keep`` of them keeps the SLO at the capacity."""
 
     least: Annotated[int, Field(ge=2, le=100)] = 5
     most: Annotated[int, Field(ge=2, le=100)] = 10
@@ -133,14 +129,12 @@ class Replications(Strict):
 class CapacitySection(Strict):
     """What ``sarathi-sim capacity`` looks for: the highest ``load`` under which the ``slo`` holds.
 
-    ``load``: arrivals a second (``rate``), or ``clients`` of a closed loop. ``tolerance`` is the
+    ``load``: arrivals a second (``rate``), or ``clients`` of a closed loop. ``tolerance``: the
     width of the capacity's 95 % interval, relative to it. ``requests`` of a run (default: so many
-    that one run's own capacity scatters by half the tolerance), and more where it takes more until
-    an overload shows; a search that needs over ``most_requests`` (default: 100,000 a replica) is
-    not settled. ``rejected`` is the share of requests that may be rejected. ``space``: keys and
-    values as in a ``sweep`` section (``grid``, ``zip``, ``cases``); every scenario and every point
-    is a deployment.
-    """
+    that its own capacity scatters by half the tolerance), and more until an overload shows; a
+    search that needs over ``most_requests`` (default: 100,000 a replica) is not settled.
+    ``rejected``: the share of requests that may be. ``space``: keys and values as in a ``sweep``
+    section (``grid``, ``zip``, ``cases``); every scenario and point is a deployment."""
 
     slo: SloText
     load: Literal["rate", "clients"] = "rate"
@@ -153,7 +147,6 @@ class CapacitySection(Strict):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """The clauses of the SLO."""
         return parse_slo(self.slo)
 
     @property
@@ -174,13 +167,10 @@ UNSERVED = 0.01
 
 @dataclass(frozen=True)
 class Verdict:
-    """Probes against an SLO.
-
-    By the text of each clause, ``values`` has its value (seconds; for an attainment the share) and
-    ``stresses`` the value over the limit: more than 1 breaks the clause (for an attainment: the
-    share of misses over the allowed share). ``rejected`` is the share of rejected requests, and
-    ``rejects`` whether it is more than allowed.
-    """
+    """Probes against an SLO. By the text of each clause, ``values`` has its value (seconds; for an
+    attainment the share) and ``stresses`` the value over the limit: more than 1 breaks the clause
+    (for an attainment: the share of misses over the allowed share). ``rejected``: the share of
+    rejected requests; ``rejects``: whether it is more than allowed."""
 
     values: dict[str, float]
     stresses: dict[str, float]
@@ -234,16 +224,13 @@ def judge(
     open_loop: bool,
     may_reject: float = 0.0,
 ) -> Verdict:
-    """Judge runs, pooled as one: their summaries and tables.
-
-    A run's warm-up is left out. For several runs, an attainment and percentiles that no summary
-    has, the tables are read. Only an open loop can be overloaded; several runs are if half of them
-    are. A metric that no request has (the time per output token of single tokens) keeps its limit.
-    """
+    """Judge runs, pooled as one, without their warm-up. For several runs, an attainment and
+    percentiles that no summary has, the tables are read. Only an open loop can be overloaded;
+    several runs are if over half of them are. A metric that no request has keeps its limit."""
     values, stresses = {}, {}
     for one in objectives:
         if one.share:
-            kept = _share(np.concatenate([_attained(one, *run) for run in runs]))
+            kept = _share(np.concatenate([_kept(one, _served(*run)) for run in runs]))
             values[one.text] = kept
             stresses[one.text] = 0.0 if np.isnan(kept) else (1 - kept) / (1 - one.share)
         else:
@@ -258,13 +245,10 @@ def judge(
 
 
 def overloaded(summary: Mapping[str, Any]) -> bool:
-    """Whether arrivals exceed the service: fewer requests finish than arrive, and waiting requests
-    (or latencies, while a batch fills up) rise over the run
-    (:mod:`sarathi_sim.simulator.views.metrics`).
-
-    Both happen by chance, too, when a queue grows for a while. So the unserved requests must exceed
-    the mean number in flight (by Little's law, the latency's share of the arrivals' time).
-    """
+    """Whether arrivals exceed the service: waiting requests (or latencies, while a batch fills up)
+    rise over the run (:mod:`sarathi_sim.simulator.views.metrics`), and fewer requests finish than
+    arrive: by more than the mean number in flight (by Little's law, the latency's share of the
+    arrivals' time), as a queue may grow for a while by chance."""
     after = summary["after_warmup"]
     usual = float(after["latency_s"]["mean"] or 0.0) / max(float(after["arrivals_s"]), 1e-9)
     fewer = after["served_per_s"] < (1 - max(UNSERVED, usual)) * after["offered_per_s"]
@@ -273,19 +257,13 @@ def overloaded(summary: Mapping[str, Any]) -> bool:
 
 
 def attainment(objective: Objective, requests: pd.DataFrame, warmup: int) -> float:
-    """The share of the served requests after the warm-up that kept every limit, of those that broke
-    one or have every metric."""
+    """The share of the judged requests after the warm-up that kept every limit."""
     return _share(_kept(objective, _after(requests, warmup)))
 
 
 def _share(kept: Floats) -> float:
     judged = kept[~np.isnan(kept)]
     return float(judged.mean()) if len(judged) else float("nan")
-
-
-def _attained(objective: Objective, summary: Mapping[str, Any], tables: RunTables | None) -> Floats:
-    assert tables is not None
-    return _kept(objective, _after(tables.requests(), summary["after_warmup"]["warmup_requests"]))
 
 
 def _kept(objective: Objective, served: pd.DataFrame) -> Floats:
@@ -310,8 +288,7 @@ def _statistic(
         gaps = pd.concat([tables.gaps() for _, tables in runs if tables is not None])
         values, weights = gaps["tbt_s"].to_numpy(), gaps["tokens"].to_numpy()
     else:
-        columns = [_column(metric, *run) for run in runs]
-        values = np.concatenate(columns)
+        values = np.concatenate([_served(*run)[metric].dropna().to_numpy(float) for run in runs])
         weights = np.ones(len(values))
     if not len(values):
         return None
@@ -322,8 +299,7 @@ def _statistic(
     return weighted_quantiles(values, weights, [float(statistic[1:]) / 100])[0]
 
 
-def _column(metric: str, summary: Mapping[str, Any], tables: RunTables | None) -> Floats:
+def _served(summary: Mapping[str, Any], tables: RunTables | None) -> pd.DataFrame:
+    """A run's served requests after its warm-up."""
     assert tables is not None
-    served = _after(tables.requests(), summary["after_warmup"]["warmup_requests"])
-    values = served[metric].to_numpy(np.float64)
-    return np.asarray(values[~np.isnan(values)], np.float64)
+    return _after(tables.requests(), summary["after_warmup"]["warmup_requests"])

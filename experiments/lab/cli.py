@@ -14,7 +14,10 @@ from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from ..cli import application, command
 from ..options import (
     RUNS,
+    AlsoOption,
+    Folder,
     ModelOption,
+    OutOption,
     SetOption,
     WorkersOption,
     backend_of,
@@ -28,7 +31,6 @@ DatasetsOption = Annotated[
     Path | None,
     typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
 ]
-AlsoOption = Annotated[Path | None, typer.Option(help="Also write it to this folder.")]
 TablesArgument = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="Measured servers: CSV, a row a load.")
 ]
@@ -44,16 +46,19 @@ LaunchOption = Annotated[
     Path | None,
     typer.Option(help="How servers with prefill and decode pools were started: CSV, by id."),
 ]
+ProfilesOption = Annotated[Path, typer.Option(help="Root folder of profiles.")]
 
 
-def _folder(out: Path | None, kind: str) -> AbstractContextManager[Path | None]:
+def _folder(out: Folder | None, kind: str) -> AbstractContextManager[Path | None]:
     """The result's folder, made before the work: one may not be allowed to."""
     from ..results import result_folder
 
-    return nullcontext() if out is None else result_folder(out, kind)
+    return nullcontext() if out is None else result_folder(Path(out), kind)
 
 
-def _answered(content: dict[str, Any], section: Section, out: Path | None, code: int = 0) -> Result:
+def _answered(
+    content: dict[str, Any], section: Section, out: Folder | None = None, code: int = 0
+) -> Result:
     return Result(content | section.words(), section, written=written(out), code=code)
 
 
@@ -80,7 +85,6 @@ def score(
 
     \b
     Examples:
-      sarathi-sim lab score inferencex_dev.csv
       sarathi-sim lab score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
       sarathi-sim lab score mlperf_dev.csv --lengths mlperf --out runs/mlperf
       sarathi-sim lab score inferencex_dev.csv --launch disagg_recipes.csv --out runs/pools
@@ -145,15 +149,11 @@ def validate(
     ] = "validate_cpu",
     changes: SetOption = (),
     *,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
-    ] = None,
+    out: OutOption = None,
     realtime: Annotated[
         bool, typer.Option("--realtime", help="Take the cores from other programs (root, Linux).")
     ] = False,
-    profiles: Annotated[
-        Path, typer.Option(help="Root folder of profiles with this device's bundle.")
-    ] = PROFILES,
+    profiles: ProfilesOption = PROFILES,
     progress: Progress = silent,
     say: Say = silent,
 ) -> Result:
@@ -166,7 +166,6 @@ def validate(
 
     \b
     Examples:
-      sarathi-sim lab validate
       sarathi-sim lab validate validate_cpu --set validation.repeats=2 --out runs/quick
       sarathi-sim lab validate validate_gpu --set model=llama-3-8b --dry-run
     """
@@ -189,11 +188,8 @@ def validate(
         (scratch / VALIDATION).write_bytes(json_bytes(content | section.words()))
         write_section(scratch, section)
         iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
-        about = heading(
-            experiment.name,
-            [cell.model.name for cell in cells],
-            [str(cell.scenario.device) for cell in cells],
-        )
+        devices = [str(cell.scenario.device) for cell in cells]
+        about = heading(experiment.name, [cell.model.name for cell in cells], devices)
         draw_all(validation_charts(outcomes), scratch / "figures", progress, about)
     differ = any(cell["parity"] < 1 for cell in content["cells"].values())
     return _answered(content, section, folder, code=int(differ))
@@ -222,7 +218,6 @@ def lockstep(
     \b
     Examples:
       sarathi-sim lab lockstep tests/data/vllm/*.jsonl.gz
-      sarathi-sim lab lockstep base.jsonl.gz --json
     """
     from .engines.lockstep import read_log, replay
     from .servers.answers import lockstep_answer
@@ -234,7 +229,7 @@ def lockstep(
         progress("logs", number + 1, len(read))
     content = {"logs": {name: vars(one) for name, one in compared.items()}}
     differ = any(one.first_difference is not None for one in compared.values())
-    return _answered(content, lockstep_answer(compared), None, code=int(differ))
+    return _answered(content, lockstep_answer(compared), code=int(differ))
 
 
 def import_profile(
@@ -248,7 +243,7 @@ def import_profile(
     device: Annotated[
         str | None, typer.Option(help="The device it was measured on.  [default: the folder's]")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Root folder of profiles.")] = PROFILES,
+    out: ProfilesOption = PROFILES,
     force: Annotated[bool, typer.Option("--force", help="Replace even a measured bundle.")] = False,
 ) -> Result:
     """Make a profile bundle from published measurements.
@@ -261,7 +256,6 @@ def import_profile(
     \b
     Examples:
       sarathi-sim lab import vidur datasets/vidur --model llama-2-70b --tp 4 --out profiles
-      sarathi-sim lab import aiconfigurator datasets/aiconfigurator_a100_sxm --model gpt3-175b
       sarathi-sim lab import llmservingsim datasets/llmservingsim_rtx4090 --model llama-3-8b
     """
     from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
@@ -281,10 +275,7 @@ def import_profile(
 
 
 def accuracy(
-    *,
-    datasets: DatasetsOption = None,
-    out: AlsoOption = None,
-    progress: Progress = silent,
+    *, datasets: DatasetsOption = None, out: AlsoOption = None, progress: Progress = silent
 ) -> Result:
     """Score the regressions on public measurements (needs them).
 
@@ -295,7 +286,6 @@ def accuracy(
     \b
     Examples:
       sarathi-sim lab accuracy --datasets measurements
-      sarathi-sim lab accuracy --datasets measurements --json
     """
     from sarathi_sim.profiler.storage.files import public_datasets
     from ..results import ACCURACY_FORMAT, write_summary
@@ -349,7 +339,6 @@ def calibrate(
     \b
     Examples:
       sarathi-sim lab calibrate --report
-      sarathi-sim lab calibrate --device a6000 --datasets measurements --write
       sarathi-sim lab calibrate --device h100-80g-sxm --stack vllm --datasets measurements
     """
     from sarathi_sim.profiler.storage.files import public_datasets
@@ -378,24 +367,15 @@ def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -
         models = {name: result.fitted for name, result in results.items()}
         written += [path for one in results.values() if write for path in one.write()]
     for name, fitted in models.items():
-        for title, frame, headings in (
-            (
-                "error of predicted times on rows held out of the fit, in percent",
-                fits.report(fitted),
-                "op,rows,median,p95,worst,roofline alone: median,p95,worst,held out",
-            ),
-            (
-                "by range, at tile edges, and on other sources' rows",
-                fits.structure(fitted),
-                "op,kind,where,median,p95,worst",
-            ),
+        for title, frame in (
+            ("errors on rows held out of the fit, in percent", fits.report(fitted)),
+            ("by range, at tile edges, and on other sources' rows", fits.structure(fitted)),
         ):
             rows = [
                 [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
                 for row in frame.itertuples(index=False)
             ]
-            columns = headings.split(",")
-            grids.append(Table(f"{name}: {title}", columns, rows, text=len(columns)))
+            grids.append(Table(f"{name}: {title}", [*frame], rows, text=len(frame.columns)))
     return grids, written
 
 
@@ -446,10 +426,8 @@ def reproduce(
 
     \b
     Examples:
-      sarathi-sim lab reproduce
       sarathi-sim lab reproduce tile_257 pd_peak_256_at --variant predicted
       sarathi-sim lab reproduce --out runs/paper
-      sarathi-sim lab reproduce --json | jq .claims[0]
       sarathi-sim lab reproduce --list
     """
     from ..results import PAPER_FORMAT, write_summary
@@ -475,7 +453,7 @@ def reproduce(
         if folder is not None:
             write_gallery(folder, labs, None if ids else results, progress)
             write_summary(folder, PAPER_FORMAT, content)
-    return Result(content, claims_section(results), written=[] if out is None else [out])
+    return Result(content, claims_section(results), written=written(out))
 
 
 def first_light(
@@ -503,19 +481,14 @@ def first_light(
 
     \b
     Examples:
-      sarathi-sim lab first-light
       sarathi-sim lab first-light --minutes 10
       sarathi-sim lab first-light --resume first-light.zip --out more
       sarathi-sim lab first-light --dry-run --out rehearsal
     """
-    from importlib.util import find_spec
-
     from .engines.first_light import Hour
+    from .engines.validation import check_machine
 
-    if find_spec("torch") is None:
-        raise UserError(
-            "first-light needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
-        )
+    check_machine()
     hour = Hour(out, typer.echo, rehearsal)
     done = hour.run(float("inf") if minutes is None else minutes, resume)
     return Result({}, written=[hour.archive], code=int(not done))

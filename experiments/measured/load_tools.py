@@ -1,9 +1,8 @@
 """What load tools measured of a server: files of vLLM, SGLang, AIPerf, GenAI-Perf and guidellm.
 
-A file is known by its keys, not by its name. It may hold several runs, and of each run either the
-times of every request or means. The formats are those that the sources of vLLM 0.32.0, SGLang
-0.5.23, AIPerf 0.3.0 and 0.13.0, GenAI-Perf 0.0.16, and guidellm 0.3.1 to 0.8.1 write.
-"""
+A file is known by its keys. Of each run it has the times of every request, or means, as the sources
+of vLLM 0.32.0, SGLang 0.5.23, AIPerf 0.3.0 and 0.13.0, GenAI-Perf 0.0.16, and guidellm 0.3.1 to
+0.8.1 write."""
 
 from __future__ import annotations
 
@@ -56,17 +55,13 @@ class Benchmark:
     ``concurrency`` clients was free (None: no limit), or if the file does not say. ``burstiness``
     is the shape of the gamma distribution of the gaps: 1 is Poisson, infinity a constant rate.
 
-    The means are over ``requests_count`` requests that succeeded; ``failed`` ones are left out.
-    ``mean_prompt`` and ``mean_output`` are in tokens, ``ttft_s`` and ``tpot_s`` in seconds (time to
-    the first token, and from then on by token; NaN where all outputs are of one token).
-    ``duration_s`` is from the first request to the last token.
+    The means are over ``requests_count`` requests that succeeded, in tokens and seconds (``ttft_s``
+    to the first token, ``tpot_s`` from then on by token, NaN where all outputs are of one token;
+    guidellm's is over tokens). ``duration_s`` is from the first request to the last token.
 
     ``requests`` has a row a request in order of arrival: ``arrival_s`` (after the first),
     ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token), ``latency_s``
-    (to the last token), in seconds; None if the file has means only. Then guidellm's ``tpot_s`` is
-    a mean over tokens, and that of the other tools one over requests. ``note`` says what of the
-    file is not used.
-    """
+    (to the last token); None if the file has means only. ``note`` says what of it is not used."""
 
     tool: str
     name: str = ""
@@ -84,38 +79,36 @@ class Benchmark:
     requests: pd.DataFrame | None = None
     note: str = ""
 
+    @property
+    def command(self) -> str:
+        """The command that keeps the times of every request; of a tool without one, AIPerf's."""
+        return TOOLS.get(self.tool, TOOLS["AIPerf"])
+
 
 def read_benchmarks(path: Path) -> list[Benchmark]:
-    """The runs in a load tool's file, named after it, and numbered if it has several.
-
-    Raises UserError, naming file, line and key, for a file that is none, is broken, or has no
-    request that succeeded; SpecError as :func:`read_bounded` does.
-    """
+    """The runs in a load tool's file, named after it, and numbered if it has several. Raises
+    UserError, naming file, line and key, for a file that is none, is broken, or has no request that
+    succeeded; SpecError as :func:`read_bounded` does."""
     documents = _documents(path)
     where, first = next(documents, (str(path), {}))
     for keys, reader in _READERS.items():
         if not first.keys().isdisjoint(keys):
             found = reader(chain([(where, first)], documents))
-            numbers = [f" {number}" for number in range(1, len(found) + 1)]
-            names = (path.stem + number for number in (numbers if len(found) > 1 else [""]))
+            several = len(found) > 1
+            names = (path.stem + f" {number}" * several for number in range(1, len(found) + 1))
             return [replace(one, name=name) for one, name in zip(found, names, strict=True)]
     made = "; ".join(f"{tool}: {command}" for tool, command in TOOLS.items())
     shown = ", ".join(short(key) for key in list(first)[:4])
     held = f"it has the keys {shown}" if first else "it does not begin with a JSON object"
-    raise UserError(
-        f"{path}: is not the file of a load tool that timed a server's requests: {held}; these "
-        f"make one: {made}"
-    )
+    problem = "is not the file of a load tool that timed a server's requests"
+    raise UserError(f"{path}: {problem}: {held}; these make one: {made}")
 
-
-# Files ------------------------------------------------------------------------------------------
 
 _Documents = Iterable[tuple[str, dict[str, Any]]]  # where it is, and its content
 _Row = Sequence[float]  # sent (s), prompt, output (tokens), TTFT, from then to the last token (s)
 
 
 def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The object in a JSON file, or that of each line of a file of JSON lines."""
     content = read_bounded(path, LARGEST_DATA).strip()
     if not content.startswith(b"{"):
         return
@@ -132,10 +125,6 @@ def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, found
 
 
-def _infinite(value: object) -> object:
-    return inf if value == "inf" else value
-
-
 _Count = Annotated[int, Field(ge=1, le=2**24)]
 _Tokens = Annotated[int, Field(ge=0, le=2**24)]
 _Time = Annotated[float, Field(ge=0, le=1e12)]
@@ -144,7 +133,8 @@ _Milliseconds = Annotated[_Time, AfterValidator(lambda value: value / 1e3)]
 _MeanMs = Annotated[_Mean, AfterValidator(lambda value: value / 1e3)]
 _TpotMs = Annotated[_Time, AfterValidator(lambda value: value / 1e3 or nan)]  # 0: there is none
 _Rounded = Annotated[_Time, AfterValidator(round)]
-_Infinite = Annotated[float, Field(gt=0, allow_inf_nan=True), BeforeValidator(_infinite)]
+_or_inf = BeforeValidator(lambda value: inf if value == "inf" else value)
+_Infinite = Annotated[float, Field(gt=0, allow_inf_nan=True), _or_inf]
 
 
 class _Given(BaseModel):
@@ -165,29 +155,26 @@ def _checked(kind: type[_Kind], content: object, where: str) -> _Kind:
 
 
 def _at(*keys: str, default: Any = ...) -> Any:
-    """A field at a path of keys."""
     return Field(default, validation_alias=AliasPath(*keys))
 
 
 def _either(*keys: str | AliasPath, default: Any = ...) -> Any:
-    """A field at one of several keys."""
     return Field(default, validation_alias=AliasChoices(*keys))
 
 
-def _none(where: str, failed: object) -> str:
-    return f"{where}: holds no requests that succeeded ({short(failed)} failed)"
+def _none(where: str, failed: object) -> UserError:
+    return UserError(f"{where}: holds no requests that succeeded ({short(failed)} failed)")
 
 
 def _measured(
     where: str, rows: Iterable[_Row], failed: int, offered: Mapping[str, Any]
 ) -> Benchmark:
-    """A run with the times of every request; those without output have failed, too."""
     names = ["arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "rest_s"]
     every = pd.DataFrame(rows, columns=names)
     table = every[every["output_tokens"] > 0]
     failed += len(every) - len(table)
     if table.empty:
-        raise UserError(_none(where, failed))
+        raise _none(where, failed)
     if not (table["ttft_s"] > 0).all():
         raise UserError(f"{where}: a time to first token is 0: answers must be streamed")
     if ((table["rest_s"] <= 0) & (table["output_tokens"] > 1)).any():
@@ -211,8 +198,6 @@ def _measured(
         requests=table,
     )
 
-
-# vLLM and SGLang --------------------------------------------------------------------------------
 
 _DETAILS = ("input_lens", "ttfts", "ttfts_s")
 
@@ -253,13 +238,9 @@ class _ServeDetails(_Serve):
         return {"request_goodput", "burstiness"} <= self.model_fields_set
 
     def sent(self, rest_s: Sequence[float]) -> list[float]:
-        """When each request was sent, in seconds.
-
-        Where it was not recorded, the gaps are those that vLLM's tool draws with its seed, one by
-        one from numpy's legacy generator (SGLang's are of the same distribution). ``bench serve``
-        stretches them to the mean rate. A request waits until fewer than ``max_concurrency`` are
-        under way.
-        """
+        """When each request was sent, in seconds. Where it was not recorded, the gaps are those
+        that vLLM's tool draws with its seed (SGLang's are distributed alike), stretched to the mean
+        rate by ``bench serve``; a request waits for ``max_concurrency``."""
         if self.start_times is not None:
             return self.start_times
         count, shape = len(rest_s), min(self.burstiness, 1e12)  # almost constant
@@ -286,7 +267,7 @@ def _served(where: str, content: dict[str, Any]) -> Benchmark:
         "concurrency": load.max_concurrency,
     }
     if content.get("completed") == 0:
-        raise UserError(_none(where, content.get("failed")))
+        raise _none(where, content.get("failed"))
     if content.keys().isdisjoint(_DETAILS):
         means = vars(_checked(_ServeMeans, content, where))
         for key in ("mean_prompt", "mean_output"):
@@ -303,9 +284,6 @@ def _served(where: str, content: dict[str, Any]) -> Benchmark:
     rows = zip(*columns, strict=True)
     kept = [row for row, error in zip(rows, found.errors or [""] * count, strict=True) if not error]
     return _measured(where, kept, count - len(kept), offered)
-
-
-# AIPerf and GenAI-Perf --------------------------------------------------------------------------
 
 
 class _Fate(_Given):
@@ -331,10 +309,8 @@ def _records(documents: _Documents) -> list[Benchmark]:
     rows, failed, where, talks = list[_Row](), 0, "", list[str]()
     for where, content in documents:
         fate = _checked(_Fate, content, where)
-        if fate.phase == "warmup":
-            continue
-        if fate.error is not None or fate.cancelled:
-            failed += 1
+        if fate.phase == "warmup" or fate.error is not None or fate.cancelled:
+            failed += fate.phase != "warmup"
             continue
         one = _checked(_Record, content, where)
         rest_s = one.latency_s - one.ttft_s
@@ -407,9 +383,6 @@ def _raw(where: str, content: dict[str, Any]) -> Benchmark:
     raise UserError(f"{where}: {problem}, or measure with {TOOLS['AIPerf']}")
 
 
-# guidellm ---------------------------------------------------------------------------------------
-
-
 class _GuidellmStrategy(_Given):
     type_: Literal["synchronous", "concurrent", "throughput", "constant", "poisson", "trace"]
     rate: _Mean | None = None
@@ -423,9 +396,10 @@ class _GuidellmRequest(_Given):
     ttft_s: _Milliseconds = _at("time_to_first_token_ms")
     tpot_s: _Milliseconds | None = _at("inter_token_latency_ms", default=None)
 
-    def rest_s(self) -> float:
-        """From the first to the last token."""
-        return (self.tpot_s or 0.0) * (self.output_tokens - 1)
+    @property
+    def row(self) -> _Row:
+        rest_s = (self.tpot_s or 0.0) * (self.output_tokens - 1)
+        return self.sent_s, self.prompt_tokens, self.output_tokens, self.ttft_s, rest_s
 
 
 class _GuidellmCounts(_Given):
@@ -467,8 +441,7 @@ def _report(documents: _Documents) -> list[Benchmark]:
 
 
 def _run(where: str, content: dict[str, Any]) -> Benchmark:
-    """A run, with all its requests unless only a sample was kept. Those that had not ended when
-    the run did have failed."""
+    """A run, with all its requests if they were kept. Those that did not end have failed."""
     found = _checked(_GuidellmRun, content, where)
     strategy, totals = found.strategy, found.totals
     failed = totals.errored + totals.incomplete
@@ -484,14 +457,7 @@ def _run(where: str, content: dict[str, Any]) -> Benchmark:
     if len(found.completed) < totals.successful:
         means = vars(_checked(_GuidellmMeans, content, where))
         return Benchmark(**offered, **means, requests_count=totals.successful, failed=failed)
-    rows = [
-        (one.sent_s, one.prompt_tokens, one.output_tokens, one.ttft_s, one.rest_s())
-        for one in found.completed
-    ]
-    return _measured(where, rows, failed, offered)
-
-
-# LLMServingSim ----------------------------------------------------------------------------------
+    return _measured(where, [one.row for one in found.completed], failed, offered)
 
 
 class _Line(_Given):
@@ -519,7 +485,6 @@ _Reader = Callable[[_Documents], list[Benchmark]]
 
 
 def _each(reader: Callable[[str, dict[str, Any]], Benchmark]) -> _Reader:
-    """A reader of files with a run an object."""
     return lambda documents: [reader(*document) for document in documents]
 
 

@@ -1,8 +1,4 @@
-"""Recorded runs of real servers, request by request, beside their simulation.
-
-``load_tools.py`` reads the runs; ``score.py`` and ``tune.py`` take the same cases with other
-constants of the server.
-"""
+"""Recorded runs of real servers, request by request, beside their simulation."""
 
 from __future__ import annotations
 
@@ -28,15 +24,13 @@ from ..config.loading import Experiment
 from ..config.requests import Traffic
 from ..config.scenario import Engine, Scenario
 from ..run.compare import Compared
-from .load_tools import TOOLS, Benchmark, read_benchmarks
+from .load_tools import Benchmark, read_benchmarks
 
 
 @dataclass(frozen=True, eq=False)
 class ServerRun:
-    """A measured run. ``requests`` has a row a request in order of arrival: ``arrival_s`` (after
-    the first), ``prompt_tokens``, ``output_tokens``, ``ttft_s``, ``tpot_s`` (NaN for one token) and
-    ``latency_s``, in seconds: ``at_client``, or by the server's own clock. ``note`` says
-    what of its file is not used."""
+    """A measured run. ``requests`` are :attr:`Benchmark.requests`, ``at_client`` or by the server's
+    own clock; ``note`` says what of its file is not used."""
 
     requests: pd.DataFrame
     at_client: bool = True
@@ -50,14 +44,12 @@ class ServerRun:
 
     def for_scenario(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
         """Its requests, in place of the ``workload`` section's; they declare their true output."""
-        rows = self.requests
-        longest = int((rows["prompt_tokens"] + rows["output_tokens"]).max())
-        if longest > max_length:
+        names = ("arrival_s", "prompt_tokens", "output_tokens")
+        arrival_s, prompt, output = (self.requests[name].to_numpy() for name in names)
+        if (longest := int((prompt + output).max())) > max_length:
             problem = f"must be at least {longest}, the longest request of the run"
             raise source.error("cluster.max_length", max_length, problem)
-        columns = (
-            rows[name].to_numpy() for name in ("arrival_s", "prompt_tokens", "output_tokens")
-        )
+        columns = (arrival_s, prompt, output)
         found = Traffic(make_requests(*columns, max_length=max_length, declare_exact=True))
         found.said = (self.note,) if self.note else ()
         return found
@@ -69,14 +61,11 @@ def read_server_runs(path: Path) -> dict[str, ServerRun]:
     runs = {}
     for found in read_benchmarks(path):
         if found.requests is None:
-            command = TOOLS.get(found.tool, TOOLS["AIPerf"])
-            kept = f"these keep the times of every request: {command}"
+            kept = f"these keep the times of every request: {found.command}"
             raise UserError(f"{path}: {found.name}: holds means only; {kept}")
         runs[found.name] = ServerRun.of(found)
     return runs
 
-
-# Measured beside simulated ----------------------------------------------------------------------
 
 MEASURES = ("ttft_s", "tpot_s", "latency_s")
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -123,15 +112,13 @@ def number_at(numbers: Mapping[str, Any], path: str) -> float | None:
 
 
 def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Errors in percent, number by number."""
-    return {
-        key: _off(found[key], value)
-        if isinstance(value, dict)
-        else None
-        if not value or found[key] is None
-        else 100 * (found[key] / value - 1)
-        for key, value in measured.items()
-    }
+    errors: dict[str, Any] = dict.fromkeys(measured)
+    for key, value in measured.items():
+        if isinstance(value, dict):
+            errors[key] = _off(found[key], value)
+        elif value and found[key] is not None:
+            errors[key] = 100 * (found[key] / value - 1)
+    return errors
 
 
 @dataclass(frozen=True)
@@ -178,7 +165,6 @@ class MeasuredRun:
         return Overheads.configured(self.deployment.pools[0].scenario.engine)
 
     def under(self, overheads: Overheads) -> Simulated:
-        """The run's simulation with these overheads."""
         return simulated(overheads.of(self.deployment))
 
     def numbers(self, overheads: Overheads) -> dict[str, Any]:
@@ -188,11 +174,8 @@ class MeasuredRun:
 
 @dataclass(frozen=True, eq=False)
 class Case(MeasuredRun):
-    """A recorded run under a scenario.
-
-    ``server`` is the same for runs of one server, which share its time outside of the GPUs: all
-    runs or, if every scenario describes every run, the runs of one scenario.
-    """
+    """A recorded run under a scenario. ``server`` is the same for runs that share its time outside
+    of the GPUs: all, or those of one scenario if every scenario describes every run."""
 
     scenario: str
     run: ServerRun
@@ -208,7 +191,6 @@ class Simulated:
 
     @property
     def requests(self) -> pd.DataFrame:
-        """The simulation's table of requests."""
         return self.analysis.requests
 
     def beside(self, run: ServerRun, measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,8 +234,8 @@ def case_of(experiment: Experiment, scenario: str, run: ServerRun, name: str = "
 
 def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
     """Every run under the scenarios that describe it: all or, with ``runs``, the first whose
-    pattern its file name matches. Raises UserError for a run without a scenario, and for a
-    scenario with a calibration."""
+    pattern its file's name matches. Raises UserError for a run without any, and for a
+    calibration."""
     for name, given in experiment.scenarios.items():
         if given.calibration is not None:
             problem = "has no place here: a score's columns have constants of their own"

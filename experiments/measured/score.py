@@ -1,8 +1,7 @@
 """Score of recorded runs: each beside its simulation without host time (``zero``: nothing fitted),
-with the configuration's host time (``configured``, if it gives one), with a host time fitted to all
-the configuration's runs (``fitted``), and with one fitted to its other runs (``left_out``, if there
-are any). The second, or without it the first, is what was predicted before the run: it has bands.
-"""
+with the configuration's (``configured``, if it gives one), with one fitted to all its runs
+(``fitted``), and with one fitted to its other runs (``left_out``, if there are any). The second, or
+without it the first, is what was predicted before the run: it has bands."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ REPEATS = 0.01
 
 
 def errors_of(deployment: Deployment) -> StackErrors | None:
-    """What measured servers of a deployment's stack show beyond errors of op times and of the
-    host; None without a stack."""
+    """Errors of servers of its stack beyond those of op times and host; None without a stack."""
     if (stack := deployment.scenario.stack) is None:
         return None
     times = host_times(mixtures=deployment.model.experts is not None)
@@ -43,23 +41,25 @@ def errors_of(deployment: Deployment) -> StackErrors | None:
 def bands_of(case: Case, plain: Simulated, overheads: Overheads) -> dict[str, list[float]]:
     """The 90 % bands of the :data:`NUMBERS` of a simulation with these ``overheads``, by path.
 
-    A band joins independent causes, by the root of the sum of their squares: the run again with
-    all ops slower, and faster, by the errors of op times and the stack's own of TPOT; with the
-    host's times longer and shorter (:data:`HOST`); and the stack's own error of TTFT, which is in a
-    latency, too. Errors of a server's means count for its percentiles (assumed).
-    """
+    A band joins independent causes, by the root of the sum of their squares: the run again with all
+    ops slower, and faster, by the errors of op times and the stack's own of TPOT; with the host's
+    times longer and shorter (:data:`HOST`); and the stack's own error of TTFT, which is in a
+    latency, too. Errors of a server's means count for its percentiles (assumed)."""
     errors = errors_of(plain.deployment) or StackErrors(0.0, 0.0)
     low, high = map(math.log, op_time_factors(plain.deployment, plain.analysis))
-    beyond, causes = NORMAL_90 * errors.tpot, list[list[Overheads]]()
-    ends = [math.exp(math.hypot(high, beyond)), math.exp(-math.hypot(low, beyond))]
-    causes.append(
-        [replace(overheads, kernels=f * overheads.kernels, links=f * overheads.links) for f in ends]
-    )
-    if host := {key: value for key in DEFAULTS if (value := getattr(overheads, key))}:
-        longer, shorter = ({k: f * value for k, value in host.items()} for f in (HOST, 1 / HOST))
-        causes.append([replace(overheads, **longer), replace(overheads, **shorter)])
+    beyond = NORMAL_90 * errors.tpot
+    ends = (math.exp(math.hypot(high, beyond)), math.exp(-math.hypot(low, beyond)))
+    causes: list[tuple[tuple[str, ...], tuple[float, float]]] = [(("kernels", "links"), ends)]
+    if host := tuple(key for key in DEFAULTS if getattr(overheads, key)):
+        causes.append((host, (HOST, 1 / HOST)))
     own = numbers_of(plain.requests)
-    runs = [[case.numbers(one) for one in pair] for pair in causes]
+    runs = [
+        [
+            case.numbers(replace(overheads, **{key: by * getattr(overheads, key) for key in keys}))
+            for by in factors
+        ]
+        for keys, factors in causes
+    ]
     of_ttft = [math.expm1(sign * NORMAL_90 * errors.ttft) for sign in (1, -1)]
     found = {}
     for path in NUMBERS:
@@ -93,9 +93,8 @@ class ScoredRun:
 
     def content(self) -> dict[str, Any]:
         """Its numbers; ``check`` has the predicted ones, by path, with their 90 % band and whether
-        it holds the measured one (``stack_error``: standard deviations of logarithms of what
-        :func:`bands_of` adds for the stack), ``remains`` divides the difference in the mean
-        latency."""
+        it holds the measured one (``stack_error``: standard deviations of logarithms that
+        :func:`bands_of` adds for the stack), ``remains`` divides the mean latency's difference."""
         case, errors = self.case, errors_of(self.case.deployment)
         content: dict[str, Any] = {
             "scenario": case.scenario,
@@ -106,11 +105,8 @@ class ScoredRun:
             "stack_error": None if errors is None else asdict(errors),
         }
         for name, one in self.simulated.items():
-            outside = self.overheads[name]
-            content[name] = {
-                **one.beside(case.run, case.measured),
-                "overheads": asdict(outside),
-            }
+            beside = one.beside(case.run, case.measured)
+            content[name] = beside | {"overheads": asdict(self.overheads[name])}
         return content | {"remains": self._remains()}
 
     def _check(self) -> dict[str, Any]:
@@ -126,13 +122,10 @@ class ScoredRun:
         return found
 
     def _remains(self) -> dict[str, Any]:
-        """The residual of the mean latency without host time, in seconds, in parts.
-
-        ``host`` is the effect of all fitted constants but ``frontend``, the fitted time outside of
-        the engine; direct and indirect (``parts``, as in ``compare``). Of the rest,
-        ``first_token`` is before the first token (scheduling, admission, prompts), ``later_tokens``
-        after it (ops, and host time of another shape).
-        """
+        """The residual of the mean latency without host time, in seconds, in parts. ``host`` is the
+        effect of all fitted constants but ``frontend``, the fitted time outside of the engine;
+        direct and indirect (``parts``, as in ``compare``). Of the rest, ``first_token`` is before
+        the first token, ``later_tokens`` after it."""
         zero, fitted = (self.simulated[name] for name in ("zero", "fitted"))
         frontend_s = self.overheads["fitted"].frontend_s
         tables = (self.case.run.requests, zero.requests, fitted.requests)
@@ -161,29 +154,25 @@ class ScoredRuns:
 
     def content(self) -> dict[str, Any]:
         """As ``score --json`` prints it: ``runs`` by name, and what served them."""
-        served = {each.case.name: each.case.deployment for each in self.runs}
-        return {
-            "deployments": {
-                name: {"model": one.model.name, "device": one.device.name}
-                for name, one in served.items()
-            },
-            "runs": {each.case.name: each.content() for each in self.runs},
-        }
+        served, runs = dict[str, dict[str, str]](), dict[str, dict[str, Any]]()
+        for each in self.runs:
+            name, one = each.case.name, each.case.deployment
+            served[name] = {"model": one.model.name, "device": one.device.name}
+            runs[name] = each.content()
+        return {"deployments": served, "runs": runs}
 
     def write(self, folder: Path) -> None:
-        """``requests.csv``, a row a request: its run, lengths, and the measures as measured and as
-        simulated."""
+        """``requests.csv``, a row a request: run, lengths, measures as measured and simulated."""
         tables = []
         for each in self.runs:
             rows = each.case.run.requests
-            columns: dict[str, Any] = {"run": each.case.name, "request": np.arange(len(rows))}
-            columns |= {
-                name: rows[name] for name in ("arrival_s", "prompt_tokens", "output_tokens")
-            }
-            columns |= {f"measured_{key}": rows[key] for key in MEASURES}
-            for name, one in each.simulated.items():
-                columns |= {f"{name}_{key}": one.requests[key] for key in MEASURES}
-            tables.append(pd.DataFrame(columns))
+            table = rows[["arrival_s", "prompt_tokens", "output_tokens"]].copy()
+            table.insert(0, "run", each.case.name)
+            table.insert(1, "request", np.arange(len(rows)))
+            every = {name: one.requests for name, one in each.simulated.items()}
+            for name, of in {"measured": rows, **every}.items():
+                table[[f"{name}_{key}" for key in MEASURES]] = of[[*MEASURES]]
+            tables.append(table)
         table = pd.concat(tables, ignore_index=True)
         table.to_csv(folder / "requests.csv", index=False, float_format="%.6g")
 

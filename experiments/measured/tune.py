@@ -1,10 +1,8 @@
 """Tuning: one server's constants, fitted to few runs of it and shrunk towards its stack's.
 
-The fit minimises the sum of squared residuals: of the logarithms of TTFT and TPOT (means, medians
-and 90th percentiles), divided by how far repeated runs differ; and of the logarithms of the
-constants, divided by how far servers of one stack differ. Where the sum is least, its curvature
-says how far each constant is known (Laplace's approximation).
-"""
+The fit minimises the sum of squared residuals: of the logarithms of TTFT and TPOT over how far
+repeated runs differ, and of the logarithms of the constants over how far servers of one stack do.
+Its curvature there says how far each constant is known (Laplace's approximation)."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from ..config.effects import refuse_without_effect
 from ..config.inputs import DEFAULTS, ServerCalibration
 from ..config.loading import Experiment
 from ..config.scenario import Scenario
-from .load_tools import TOOLS, Benchmark, read_benchmarks
+from .load_tools import Benchmark, read_benchmarks
 from .replay import MeasuredRun, Overheads, ServerRun, case_of
 
 NOISE = {"ttft_s": 0.1, "tpot_s": 0.03}
@@ -107,21 +105,17 @@ class Tuned:
     def gain(self, slopes: Floats) -> float:
         """What a run with these slopes would tell: half the logarithm of the factor by which the
         volume of what is possible shrinks."""
-        return 0.5 * float(
-            np.linalg.slogdet(np.eye(len(slopes)) + slopes @ self.covariance @ slopes.T)[1]
-        )
+        shrunk = np.eye(len(slopes)) + slopes @ self.covariance @ slopes.T
+        return 0.5 * float(np.linalg.slogdet(shrunk)[1])
 
 
 def reading_s(deployment: Deployment) -> float:
     """What an iteration takes at least, in seconds: a GPU reads its share of the weights of one
     token at 1 / 0.9 of the data sheet's bandwidth (invariant 10)."""
     flops, number = deployment.model.linear_flops_by_kind(), deployment.ops.number_bytes
-    plain = (
-        flops.plain
-        + deployment.scenario.engine.lm_head * deployment.model.lm_head_flops_per_token()
-    )
+    cluster, lm_head = deployment.scenario.cluster, deployment.scenario.engine.lm_head
+    plain = flops.plain + lm_head * deployment.model.lm_head_flops_per_token()
     weights = flops.routed * number.expert_weight + flops.matrices * number.weight + 2 * plain
-    cluster = deployment.scenario.cluster
     return 0.9 * weights / 2 / (cluster.tp * cluster.dp * deployment.device.memory_bandwidth)
 
 
@@ -129,15 +123,13 @@ def least_kernels(deployment: Deployment) -> float:
     """The factor on all kernels at which those of one token take :func:`reading_s`."""
     ops, one = deployment.ops, np.ones(1)
     layer_s = sum(ops.model.share(op) * float(time(one)[0]) for op, time in ops.linear.items())
-    head_s = sum(
-        float(ops.by_rows[op](one)[0]) for op in LAST if deployment.scenario.engine.lm_head
-    )
+    last = LAST if deployment.scenario.engine.lm_head else ()
+    head_s = sum(float(ops.by_rows[op](one)[0]) for op in last)
     return reading_s(deployment) / (sum(deployment.layers) * layer_s + head_s)
 
 
 def too_fast(target: MeasuredRun) -> str:
-    """What is wrong with a run whose tokens come faster than the weights can be read; empty if
-    nothing is."""
+    """Why a run's tokens come faster than the weights can be read; empty if they do not."""
     deployment, spec = target.deployment, target.deployment.scenario.speculation
     least_s = reading_s(deployment) / (1 + (spec.draft_length if spec else 0))
     token_s = target.measured["tpot_s"].get("mean")
@@ -152,8 +144,8 @@ def too_fast(target: MeasuredRun) -> str:
 
 def fit(targets: Sequence[MeasuredRun], before: Overheads, progress: Progress = silent) -> Tuned:
     """The constants fitted to these runs of one server; ``before`` are those of its stack. Without
-    any, the fit begins at the usual ones (:attr:`Knob.least`). Kernels get no faster than weights
-    can be read (:func:`least_kernels`)."""
+    any, it begins at the usual ones (:attr:`Knob.least`). Kernels stay above
+    :func:`least_kernels`."""
     from scipy.optimize import least_squares
 
     if before == Overheads():
@@ -174,8 +166,7 @@ def fit(targets: Sequence[MeasuredRun], before: Overheads, progress: Progress = 
         if x.tobytes() not in known:
             progress("tuning", min(len(known), most - 1), most)
             overheads = moved(x)
-            each = [residuals(target, overheads) for target in targets]
-            known[x.tobytes()] = np.concatenate(each)
+            known[x.tobytes()] = np.concatenate([residuals(one, overheads) for one in targets])
         return known[x.tobytes()]
 
     most = 2 * MOST_STEPS * (len(knobs) + 1)
@@ -221,9 +212,6 @@ def slopes_at(target: MeasuredRun, fitted: Tuned) -> Floats:
     return np.stack([(one - now) / STEP for one in each], axis=1)
 
 
-# The command ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class TunedServer:
     """A server's constants and the runs that they were fitted to, each with its numbers before and
@@ -252,20 +240,16 @@ class TunedServer:
 
     def content(self) -> dict[str, Any]:
         """As ``tune --json`` prints it; errors of means in percent."""
-        runs = {}
+        runs: dict[str, dict[str, Any]] = {target.name: {} for target in self.targets}
         for target in self.targets:
             before, after = map(target.numbers, (self.fitted.before, self.fitted.overheads))
-            runs[target.name] = {
-                metric: {
-                    "measured_s": target.measured[metric]["mean"],
-                    **{
-                        name: 100 * (of[metric]["mean"] / target.measured[metric]["mean"] - 1)
-                        for name, of in (("before_pct", before), ("after_pct", after))
-                    },
-                }
-                for metric in NOISE
-                if target.measured[metric].get("mean")
-            }
+            for metric in NOISE:
+                if measured_s := target.measured[metric].get("mean"):
+                    runs[target.name][metric] = {
+                        "measured_s": measured_s,
+                        "before_pct": 100 * (before[metric]["mean"] / measured_s - 1),
+                        "after_pct": 100 * (after[metric]["mean"] / measured_s - 1),
+                    }
         return {
             "runs": runs,
             "before": asdict(self.fitted.before),
@@ -279,11 +263,8 @@ class TunedServer:
 
 
 def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> TunedServer:
-    """The constants of the server that an experiment describes in its only scenario.
-
-    Raises UserError for files that are no load tool's, for a scenario without a stack or with a
-    calibration, and as :func:`deploy` does.
-    """
+    """The constants of the server that an experiment describes in its only scenario. Raises
+    UserError as :func:`deploy`, and for other files, without a stack, or with a calibration."""
     if len(experiment.scenarios) > 1:
         names = ", ".join(experiment.scenarios)
         raise UserError(f"{experiment.file}: has the scenarios {names}: tune needs just one")
@@ -302,26 +283,20 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
         if run.requests is not None:
             targets.append(case_of(experiment, name, ServerRun.of(run), run.name))
         else:
-            known = {
-                metric: {} if math.isnan(value) else {"mean": value}
-                for metric, value in (("ttft_s", run.ttft_s), ("tpot_s", run.tpot_s))
-            }
+            means = {"ttft_s": run.ttft_s, "tpot_s": run.tpot_s}
+            known = {key: {} if math.isnan(one) else {"mean": one} for key, one in means.items()}
             targets.append(MeasuredRun(run.name, known, under_load(scenario, source, run)))
     refuse_without_effect((source, target.deployment) for target in targets)
     engine = targets[0].deployment.scenario.engine
     fitted = fit(targets, Overheads.configured(engine), progress)
     base = read[0]
-    nothing = {metric: {"mean": 1.0} for metric in NOISE}
-    thought = {}
+    nothing, gains = {metric: {"mean": 1.0} for metric in NOISE}, dict[str, float]()
     for text, one in other_loads(base).items():
         with suppress(UserError):  # longer than the server allows
-            thought[text] = MeasuredRun(text, nothing, under_load(scenario, source, one))
-    gains = {text: fitted.gain(slopes_at(one, fitted)) for text, one in thought.items()}
-    lacking = [run for run in read if run.requests is None]
-    notes = [
-        f"{run.name}: holds means only, which tell less: {TOOLS.get(run.tool, TOOLS['AIPerf'])}"
-        for run in lacking
-    ]
+            thought = MeasuredRun(text, nothing, under_load(scenario, source, one))
+            gains[text] = fitted.gain(slopes_at(thought, fitted))
+    less = "holds means only, which tell less"
+    notes = [f"{run.name}: {less}: {run.command}" for run in read if run.requests is None]
     notes += [f"{run.name}: {run.note}" for run in read if run.note]
     return TunedServer(fitted, targets, gains, notes)
 
@@ -356,16 +331,14 @@ def under_load(scenario: Scenario, source: Source, run: Benchmark) -> Deployment
 def other_loads(base: Benchmark) -> dict[str, Benchmark]:
     """Other loads of the same server that take a few minutes, in words."""
     alone = replace(base, rate=None, requests=None)
-    many = max(64, 2 * (base.concurrency or 32))
+    long = replace(alone, mean_prompt=4 * base.mean_prompt, mean_output=16)
+    many, longer = (
+        max(64, 2 * (base.concurrency or 32)),
+        "prompts four times as long, answers of 16",
+    )
     return {
         "one client": replace(alone, concurrency=1, requests_count=20),
         f"{many} clients": replace(alone, concurrency=many, requests_count=4 * many),
         "200 requests at once": replace(alone, concurrency=None, requests_count=200),
-        "prompts four times as long, answers of 16 tokens, 4 clients": replace(
-            alone,
-            concurrency=4,
-            requests_count=80,
-            mean_prompt=4 * base.mean_prompt,
-            mean_output=16,
-        ),
+        f"{longer} tokens, 4 clients": replace(long, concurrency=4, requests_count=80),
     }

@@ -105,8 +105,8 @@ def run_section(content: Mapping[str, Any]) -> Section:
         f"{devices}: throughput, time to first token, time between tokens?",
         answer=sentence(parts),
         tables=[
+            *filter(None, [ratios_table(content)]),  # they were asked for
             Table("Numbers", ("number", "unit", *names), list(rows), note, text=2),
-            *filter(None, [ratios_table(content)]),
         ],
         assumed=assumed_of(content),
         about=str(content.get("description") or ""),

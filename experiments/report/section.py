@@ -263,7 +263,9 @@ def heading_of(*summaries: Mapping[str, Any]) -> str:
     for found in summaries:
         rows = found.get("deployments", {})
         for row in rows.values() if isinstance(rows, Mapping) else rows:
-            model = found.get("model") or row.get("model") or row.get("scenario", {}).get("model")
+            model = (
+                found.get("model") or row.get("model") or (row.get("scenario") or {}).get("model")
+            )
             models += [model] if isinstance(model, str) else []
             gpus += [row["device"]] if "device" in row else []
         topics = map(topic_of, found.get("assumptions", ()))

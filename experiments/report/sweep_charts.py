@@ -330,7 +330,7 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
 def _spots(rows: pd.DataFrame, lines: Sequence[RunGroup], x: str, y: str) -> Iterator[Series]:
     own = [at for line in lines for at in line.rows.index]
     parts = [line._replace(rows=rows[rows.index.isin(line.rows.index)]) for line in lines]
-    parts.append(RunGroup("others", rows[~rows.index.isin(own)], Style(GREY, "-")))
+    parts.append(RunGroup("the others", rows[~rows.index.isin(own)], Style(GREY, "-")))
     for name, some, style in parts:
         if len(some):
             yield Series(

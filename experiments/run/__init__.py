@@ -1,4 +1,1 @@
-"""One experiment: run, print, compare, chunk sizes. Imports ``results``.
-
-Read ``experiment.py`` first: what ``sarathi-sim run`` does.
-"""
+"""One experiment: run, compare, chunk sizes. Read first: ``experiment.py``."""

@@ -18,15 +18,7 @@ from sarathi_sim.simulator.views.explain import explain as explanation
 from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.deployment import Deployment, deploy
 from ..config.loading import load_experiment
-from ..results import (
-    FORMAT,
-    SWEEP_FORMAT,
-    Tables,
-    no_run,
-    read_summary,
-    read_tables,
-    to_json,
-)
+from ..results import FORMAT, SWEEP_FORMAT, Tables, no_run, read_summary, read_tables, to_json
 
 _LABELS = {
     **ACCOUNTS,
@@ -56,9 +48,8 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """One of two compared runs: name, policy, its numbers, the parts of its time (None: it has two
-    pools), served requests (prompt, output tokens), the assumptions of its result, and its model
-    and GPU."""
+    """One of two compared runs: ``parts`` of its time (None: it has two pools), ``requests``: the
+    bytes of prompt and output tokens, ``deployment``: its model and GPU."""
 
     label: str
     policy: str
@@ -72,24 +63,16 @@ class Compared:
 
 def explain(folder: Path, progress: Progress = silent) -> Compared:
     """Simulate a result's configuration again and divide its time; that of two pools is not
-    divided.
-
-    ``folder`` is the folder of a run with one scenario, a scenario's folder in it, or ``runs/KEY``
-    of a sweep. Raises UserError if it is none of these.
-    """
+    divided. ``folder`` is the folder of a run with one scenario, a scenario's folder in it, or
+    ``runs/KEY`` of a sweep. Raises UserError if it is none of these."""
     where, scenario = _find(folder)
     again = simulate_again(where, scenario, str(folder), progress)
     notes, deployment, analysis = list(again.notes), again.deployment, again.analysis
     if again.state == "overloaded":
-        notes.append(
-            f"{folder}: overloaded: its queue grows while requests arrive, so its mean latency "
-            "depends on the length of the run"
-        )
-    records = analysis.records
-    requests = tuple(
-        np.ascontiguousarray(column).tobytes()
-        for column in (records.prompt_tokens, records.output_tokens)
-    )
+        growing = "overloaded: its queue grows while requests arrive, so its mean latency"
+        notes.append(f"{folder}: {growing} depends on the length of the run")
+    columns = (analysis.records.prompt_tokens, analysis.records.output_tokens)
+    requests = tuple(np.ascontiguousarray(column).tobytes() for column in columns)
     pools, stored = deployment.pools, read_summary(where)
     parts = explanation(analysis, deployment.predictor) if len(pools) == 1 else None
     if parts is None:
@@ -115,10 +98,8 @@ class SimulatedAgain:
 def simulate_again(
     folder: Path, scenario: str, label: str, progress: Progress = silent
 ) -> SimulatedAgain:
-    """Simulate a scenario of the result in ``folder`` from its ``config.yaml``.
-
-    Raises UserError if the file cannot be read or the scenario cannot run.
-    """
+    """Simulate a scenario of the result in ``folder`` from its ``config.yaml``. Raises UserError if
+    the file cannot be read or the scenario cannot run."""
     experiment = load_experiment(folder / "config.yaml")
     if scenario not in experiment.scenarios:
         raise UserError(f"{folder}: the result is damaged: config.yaml lacks {scenario}")
@@ -126,14 +107,11 @@ def simulate_again(
     total = len(deployment.requests)
     analysis = Analysis(deployment.simulate(lambda done: progress(label, done, total)))
     summary = to_json(deployment.summary(analysis))
-    notes = []
-    stored = read_summary(folder)["scenarios"][scenario].get("makespan_s")
-    if stored != summary["makespan_s"]:
-        notes.append(
-            f"{label}: simulated again, its makespan is {summary['makespan_s']:.6g} s, not "
-            f"{stored}: profiles or code have changed since"
-        )
-    return SimulatedAgain(deployment, analysis, summary["steady"]["state"], tuple(notes))
+    stored, now = read_summary(folder)["scenarios"][scenario], summary["makespan_s"]
+    before = stored.get("makespan_s")
+    note = f"{label}: simulated again, its makespan is {now:.6g} s, not {before}: profiles or code "
+    notes = () if before == now else (f"{note}have changed since",)
+    return SimulatedAgain(deployment, analysis, summary["steady"]["state"], notes)
 
 
 def _find(folder: Path) -> tuple[Path, str]:
@@ -204,10 +182,8 @@ def part_label(key: str, name: str) -> str:
 
 
 def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Tables]]:
-    """Every scenario of the results, by label: its folder, its name in it, and its tables.
-
-    Raises UserError where a folder is not a result.
-    """
+    """Every scenario of the results, by label: its folder, its name in it, and its tables. Raises
+    UserError where a folder is not a result."""
     names = [folder.resolve().name for folder in folders]
     found = {}
     for folder, label in zip(folders, names, strict=True):

@@ -15,7 +15,6 @@ from ..config.assumptions import assumed
 from ..config.deployment import Deployment, check_together, deploy, workload_bytes
 from ..config.effects import refuse_without_effect
 from ..config.loading import Experiment, metric, refuse_of_session
-from ..config.scenario import Ratio
 from ..results import (
     ITERATIONS,
     TOKEN_GAPS,
@@ -36,10 +35,7 @@ OF_ARRIVALS = 0.9
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """One simulated scenario: its deployment, its records, and its numbers.
-
-    ``uncertainty`` has its bands; None if nothing ran.
-    """
+    """One simulated scenario. ``uncertainty`` has its bands; None if nothing ran."""
 
     deployment: Deployment
     analysis: Analysis
@@ -69,9 +65,7 @@ class ScenarioRun:
 @dataclass(frozen=True)
 class ExperimentResult:
     """All scenarios of an experiment, and the ratios its ``compare`` section asks for.
-
-    ``ratio_bands`` are the 90 % bands of those ratios that follow from makespans.
-    """
+    ``ratio_bands`` are the 90 % bands of those ratios that follow from makespans."""
 
     experiment: Experiment
     runs: dict[str, ScenarioRun]
@@ -87,45 +81,52 @@ class ExperimentResult:
     @property
     def tables(self) -> dict[str, Tables]:
         """Every scenario's tables, as the figures take them."""
-        return tables_of(self.runs)
+        return {
+            name: Tables(
+                *(run.requests, run.ledger, run.analysis.token_gaps),
+                run.deployment.pools[-1].scenario.policy.name,
+                run.summary["steady"],
+            )
+            for name, run in self.runs.items()
+        }
 
     def summary(self) -> dict[str, Any]:
-        """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}, "ratio_bands": …}``.
-
-        A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
-        are the assumptions about its deployment: traffic, arrivals, settings at their default,
-        number formats, and the origins of op times, memory and host times. ``rejections`` has an
-        entry if requests are rejected, ``doubts`` if op times are doubtful.
-        """
-        scenarios = {}
-        for name, run in self.runs.items():
-            extra = run.uncertainty.as_json(run.summary) if run.uncertainty is not None else {}
-            scenarios[name] = {**run.summary, **extra}
+        """JSON-able: ``scenarios`` (summaries by name, with the keys of docs/metrics.md and bands),
+        ``ratios`` and ``ratio_bands``; ``notes``, the assumptions about each deployment;
+        ``rejections`` if requests are rejected, ``doubts`` if op times are doubtful."""
         asked, used = self.experiment, {name: run.deployment for name, run in self.runs.items()}
-        compare = {n: ratio.model_dump(exclude_none=True) for n, ratio in asked.compare.items()}
-        content: dict[str, Any] = {"name": asked.name, "description": asked.description}
-        content |= {"scenarios": scenarios, "compare": compare}
-        content |= {"ratios": self.ratios, "ratio_bands": self.ratio_bands}
-        stated = {name: ratio.paper for name, ratio in asked.compare.items()}
-        content["reference"] = {name: one for name, one in stated.items() if one is not None}
-        content["deployments"] = {
-            name: {"model": d.model.name, "device": d.device.name, "op_times": d.bundle_name}
-            for name, d in used.items()
-        }
-        content["notes"] = {name: assumed(d) for name, d in used.items()}
-        content["doubts"] = {name: list(d.doubts) for name, d in used.items() if d.doubts}
-        content["rejections"] = {n: d.rejections for n, d in used.items() if d.rejections}
         narrow = {name: _narrow_by(run) for name, run in self.runs.items()}
-        content["narrow_bands"] = {name: why for name, why in narrow.items() if why}
-        cleaned: dict[str, Any] = to_json(content)
-        return cleaned
+        content: dict[str, Any] = to_json(
+            {
+                "name": asked.name,
+                "description": asked.description,
+                "scenarios": {
+                    name: {**run.summary, **run.uncertainty.as_json(run.summary)}
+                    if run.uncertainty is not None
+                    else run.summary
+                    for name, run in self.runs.items()
+                },
+                "compare": _compare(asked),
+                "ratios": self.ratios,
+                "ratio_bands": self.ratio_bands,
+                "reference": {n: r.paper for n, r in asked.compare.items() if r.paper is not None},
+                "deployments": {
+                    name: {"model": d.model.name, "device": d.device.name}
+                    | {"op_times": d.bundle_name}
+                    for name, d in used.items()
+                },
+                "notes": {name: assumed(d) for name, d in used.items()},
+                "doubts": {name: list(d.doubts) for name, d in used.items() if d.doubts},
+                "rejections": {name: d.rejections for name, d in used.items() if d.rejections},
+                "narrow_bands": {name: why for name, why in narrow.items() if why},
+            }
+        )
+        return content
 
 
 def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     """Every scenario, checked against model, device, profiles, workload and this machine's memory.
-
-    The memory must hold all scenarios' results at once: they are kept until the end.
-    """
+    The memory must hold all scenarios' results at once: they are kept until the end."""
     scenarios = experiment.scenarios
     check_together({n: workload_bytes(s) for n, s in scenarios.items()}, experiment.file)
     deployments = {
@@ -136,9 +137,8 @@ def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     return deployments
 
 
-def quantiles_of(experiment: Experiment) -> tuple[float, ...]:
-    """The quantiles of its summaries: the usual ones, and those that its ratios name."""
-    return asked_quantiles(ratio.metric for ratio in experiment.compare.values())
+def _compare(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    return {n: ratio.model_dump(exclude_none=True) for n, ratio in experiment.compare.items()}
 
 
 def simulate_all(experiment: Experiment, progress: Progress = silent) -> ExperimentResult:
@@ -149,7 +149,7 @@ def simulate_all(experiment: Experiment, progress: Progress = silent) -> Experim
 def _simulate(
     experiment: Experiment, deployments: Mapping[str, Deployment], progress: Progress
 ) -> ExperimentResult:
-    asked = quantiles_of(experiment)
+    asked = asked_quantiles(ratio.metric for ratio in experiment.compare.values())
     runs = {name: _run(name, each, asked, progress) for name, each in deployments.items()}
     for name, run in runs.items():
 
@@ -160,9 +160,11 @@ def _simulate(
         runs[name] = replace(run, uncertainty=band)
     ratios, bands = dict[str, float](), dict[str, list[float]]()
     for name, ratio in experiment.compare.items():
-        ratios[name] = _ratio(experiment, name, ratio, runs)
-        both = (runs[scenario].uncertainty for scenario in ratio.over)
-        if (one := ratio_band(ratio.metric, ratios[name], *both)) is not None:
+        where, both = f"{experiment.file}: compare.{name}.metric", [runs[s] for s in ratio.over]
+        above, below = (metric(run.summary, ratio.metric, where) for run in both)
+        ratios[name] = above / below if below else float("nan")
+        one = ratio_band(ratio.metric, ratios[name], *(run.uncertainty for run in both))
+        if one is not None:
             bands[name] = one
     return ExperimentResult(experiment, runs, ratios, bands)
 
@@ -171,11 +173,9 @@ def _simulate(
 def writing(
     experiment: Experiment, out: Path, progress: Progress = silent
 ) -> Iterator[tuple[ExperimentResult, Path]]:
-    """Simulate every scenario and write the result folder ``out``, whole or not at all.
-
-    The block gets the result and the folder, to which it adds the summary, and other files. Raises
-    UserError, before any simulation, for mistakes of the user.
-    """
+    """Simulate every scenario and write the result folder ``out``, whole or not at all. The block
+    gets the result and the folder, to which it adds the summary, and other files. Raises UserError,
+    before any simulation, for mistakes of the user."""
     check_replaceable(out)
     for name, scenario in experiment.scenarios.items():
         refuse_of_session(scenario, experiment.sources[name])
@@ -186,24 +186,9 @@ def writing(
         yield outcome, folder
 
 
-def tables_of(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
-    """Every scenario's tables, as the figures take them."""
-    return {
-        name: Tables(
-            run.analysis.requests,
-            run.analysis.ledger,
-            run.analysis.token_gaps,
-            run.deployment.pools[-1].scenario.policy.name,
-            run.summary["steady"],
-        )
-        for name, run in runs.items()
-    }
-
-
 def _run(
     name: str, deployment: Deployment, quantiles: Sequence[float], progress: Progress
 ) -> ScenarioRun:
-    """The run without its uncertainty."""
     total = len(deployment.requests)
     progress(name, 0, total)
     try:
@@ -219,16 +204,6 @@ def _run(
     return ScenarioRun(deployment, analysis, summary, None)
 
 
-def _ratio(
-    experiment: Experiment, name: str, ratio: Ratio, runs: Mapping[str, ScenarioRun]
-) -> float:
-    above, below = (
-        metric(runs[scenario].summary, ratio.metric, f"{experiment.file}: compare.{name}.metric")
-        for scenario in ratio.over
-    )
-    return above / below if below else float("nan")
-
-
 def _narrow_by(run: ScenarioRun) -> str | None:
     """The reason why a run's band is narrower than its op errors would make it; None without."""
     workload, sent_s = run.deployment.scenario.workload, run.analysis.records.arrival_s
@@ -241,7 +216,6 @@ def _narrow_by(run: ScenarioRun) -> str | None:
 
 
 def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
-    """The tables of every scenario, and the configuration that simulates the same again."""
     experiment, runs = outcome.experiment, outcome.runs
     for name, run in runs.items():
         (folder / name).mkdir()
@@ -251,7 +225,7 @@ def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
         "name": experiment.name,
         "description": experiment.description,
         "scenarios": {},
-        "compare": {n: r.model_dump(exclude_none=True) for n, r in experiment.compare.items()},
+        "compare": _compare(experiment),
     }
     simulated = {n: (run.deployment.scenario, run.analysis) for n, run in runs.items()}
     for name, file in run_files(simulated, config).items():

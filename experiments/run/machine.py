@@ -1,9 +1,5 @@
 """A model on one tensor-parallel group of GPUs, timed op by op for the paper's claims; and the best
-chunk size and batch cap for a workload on it.
-
-The paper does not say how to choose the chunk (section 6). Here simulation alone decides: for each
-chunk the batch cap of most throughput is searched, on requests of the whole workload.
-"""
+chunk size and batch cap for a workload on it, by simulation of all of its requests."""
 
 from __future__ import annotations
 
@@ -44,17 +40,14 @@ _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 
 @dataclass(frozen=True)
 class Iteration:
-    """Seconds of one iteration of the whole model, as Table 2 of the paper splits it.
-
-    ``linear_s`` is all but attention: GEMMs, elementwise ops, embedding, LM head, all-reduces.
-    """
+    """Seconds of one iteration of the whole model, as Table 2 of the paper splits it. ``linear_s``
+    is all but attention: GEMMs, elementwise ops, embedding, LM head, all-reduces."""
 
     linear_s: float
     attention_s: float
 
     @property
     def total_s(self) -> float:
-        """Seconds of the iteration."""
         return self.linear_s + self.attention_s
 
 
@@ -68,7 +61,6 @@ class Throughput:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt and output tokens a second."""
         return self.tokens / self.seconds
 
     def share(self, ops: Iterable[str]) -> float:
@@ -77,10 +69,8 @@ class Throughput:
 
 
 class Machine:
-    """A model on one tensor-parallel group of GPUs, timed by a bundle's regressions.
-
-    An iteration takes the predictor's time, computed without tables.
-    """
+    """A model on one tensor-parallel group of GPUs, timed by a bundle's regressions. An iteration
+    takes the predictor's time, computed without tables."""
 
     def __init__(self, ops: OpTimes, device: str) -> None:
         self.ops = ops
@@ -95,7 +85,9 @@ class Machine:
     ) -> Iteration:
         """One iteration of chunks ``(tokens, cached tokens)`` and decodes of a mean ``context``."""
         rows = sum(tokens for tokens, _ in chunks) + decodes
-        prefill_s = self.attentions(chunks) - self._saved(chunks)
+        # One attention call for these chunks saves some.
+        sizes = np.array([size for size, _ in chunks], np.float64)
+        prefill_s = self.attentions(chunks) - self.layers * self.cost.saved_s(sizes)
         decode_s = self.decode_attention(decodes, context) if decodes else 0.0
         parts = self.cost.layer_parts(
             rows, prefill_s / self.layers, decode_s / self.layers, bool(chunks and decodes)
@@ -109,11 +101,8 @@ class Machine:
         return self.attentions([(tokens, cached)])
 
     def attentions(self, chunks: Iterable[tuple[float, float]]) -> float:
-        """Seconds of the attention of chunks ``(tokens, cached tokens)``, summed, in all layers.
-
-        A regression takes about as long for one pair as for a thousand, so all unknown pairs are
-        computed at once, and cached.
-        """
+        """Seconds of the attention of chunks ``(tokens, cached tokens)``, summed, in all layers;
+        all unknown pairs are computed at once, and cached."""
         wanted = list(chunks)
         if missing := list(dict.fromkeys(c for c in wanted if c not in self._attention)):
             tokens, cached = np.array(missing, np.float64).T
@@ -121,14 +110,9 @@ class Machine:
             self._attention.update(zip(missing, times.tolist(), strict=True))
         return sum(self._attention[chunk] for chunk in wanted)
 
-    def _saved(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Seconds saved, in all layers, by one attention call for these chunks."""
-        return self.layers * self.cost.saved_s(np.array([size for size, _ in chunks], np.float64))
-
     def decode_attention(self, batch: int, context: float) -> float:
         """Seconds of a batch of decodes' attention in all layers, at a mean ``context``."""
-        key = (batch, context)
-        if key not in self._decode:
+        if (key := (batch, context)) not in self._decode:
             self._decode[key] = self.layers * float(self.cost.decode_s(batch, context))
         return self._decode[key]
 
@@ -146,16 +130,6 @@ class Machine:
         linear = sum(self.iteration([part]).linear_s for part in chunks)
         return Iteration(linear, attention)
 
-    def prefill_rate(self, tokens: int, prompts: int = 1) -> float:
-        """Prompt tokens a second of a single layer, ``prompts`` prompts at a time."""
-        one = sum(self.block(tokens * prompts).values())
-        return tokens * prompts / (one + prompts * self.attention(tokens) / self.layers)
-
-    def decode_rate(self, batch: int, context: int) -> float:
-        """Decoded tokens a second of a single layer."""
-        one = sum(self.block(batch).values())
-        return batch / (one + self.decode_attention(batch, context) / self.layers)
-
     def serve(
         self, policy: Policy, batch: int, prompt: int, output: int, rounds: int = 20
     ) -> Throughput:
@@ -168,13 +142,8 @@ class Machine:
     def run(self, policy: Policy, batch: int, prompt: Ints, output: Ints) -> Records:
         """Serve requests of these lengths that arrive at once, ``batch`` at a time."""
         longest = int((prompt + output).max())
-        scheduler = MicroBatches(
-            policy,
-            max_batch=batch,
-            max_in_flight=1,
-            kv_capacity=batch * longest,
-            max_length=longest,
-        )
+        room: dict[str, Any] = {"kv_capacity": batch * longest, "max_length": longest}
+        scheduler = MicroBatches(policy, max_batch=batch, max_in_flight=1, **room)
         requests = make_requests(at_once(len(prompt)), prompt, output, max_length=longest)
         return simulate(requests, Replicas([scheduler], self.predictor, (self.layers,)))
 
@@ -186,7 +155,6 @@ class Machine:
         )
 
     def _by_op(self, records: Records) -> dict[str, float]:
-        """Seconds in each op over the run; the rest of a layer's time is attention."""
         log = records.replicas[0]
         used = breakdown(log, self.predictor)
         times = {op: use.time_s for op, use in used.items() if OPS[op].part == "layer"}
@@ -240,19 +208,12 @@ def advise(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """The best chunk size and batch cap for a workload on one tensor-parallel group of GPUs.
-
-    ``verified`` candidates keep the limit, the best first; ``excluded`` is a faster one that breaks
-    it, or None. ``tbt_limit_s`` bounds P99 of the time between tokens. Raises UserError for a cap
-    beyond what the memory holds and for a limit that nothing meets, CapacityError where not one
-    request fits.
-    """
-    capacity = kv_capacity_tokens(
-        machine.ops.model,
-        machine.device,
-        machine.ops.tp,
-        (machine.layers,),
-        numbers=machine.ops.number_bytes,
-    )
+    ``verified`` candidates keep ``tbt_limit_s`` (P99 of the time between tokens), the best first;
+    ``excluded`` is a faster one that breaks it, or None. Raises UserError for a cap beyond what the
+    memory holds and for a limit that nothing meets, CapacityError where not one request fits."""
+    ops, layers = machine.ops, (machine.layers,)
+    numbers = ops.number_bytes
+    capacity = kv_capacity_tokens(ops.model, machine.device, ops.tp, layers, numbers=numbers)
     fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
     if batch_cap is not None and batch_cap > fitting:
         raise UserError(
@@ -283,12 +244,9 @@ def _search(
     limit_s: float,
     progress: Callable[[int, int], None],
 ) -> list[Candidate]:
-    """What was simulated, the most tokens a second first.
-
-    Of each chunk, batches evenly spread are tried, and those with which a mean prompt is a whole
-    number of chunks. Then those a step to either side of the chunk's best, and the steps halve. A
-    chunk too slow to become the best if its throughput grew as its batch does is not tried further.
-    """
+    """What was simulated, the most tokens a second first: of each chunk, batches evenly spread, and
+    those with which a mean prompt is a whole number of chunks; then those a step to either side of
+    the chunk's best, in halving steps, unless it is too slow to become the best."""
     found: dict[tuple[int, int], Candidate] = {}
     longest = max(FIXED[-1], ceil(demand.length / TILE) * TILE)
     # A batch that leaves a chunk hardly any prompt tokens is slow, also to simulate.

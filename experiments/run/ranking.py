@@ -1,10 +1,8 @@
 """Options under equal load, ranked: who leads in a metric, and the Pareto front of two.
 
-An *option* is a choice (a policy, a chunk size, a layout), a *load* comes from outside (requests,
-their rate). Values are equal within :data:`ALIKE`, or within the noise of the seeds: seed by seed
-all options serve the same requests, so the logarithm of a ratio is taken seed by seed, and its mean
-has a Student-t interval.
-"""
+An *option* is a choice (a policy, a chunk size, a layout), a *load* comes from outside. Values are
+equal within :data:`ALIKE`, or within the noise of the seeds: a Student-t interval of the mean of
+the logarithms of ratios, as seed by seed all options serve the same requests."""
 
 from __future__ import annotations
 
@@ -41,10 +39,7 @@ def half_width(spread: Spread, count: int, freedom: int) -> Spread:
 
 def ahead(these: Floats, others: Floats, better: Better) -> Bools:
     """Whether an option of ``these`` (row) is better than an option of ``others`` (column), beyond
-    a tie.
-
-    Both have a row per option and a column per seed. An option that lacks a value is never better.
-    """
+    a tie. Rows are options, columns seeds. NaN is never better."""
     with np.errstate(divide="ignore", invalid="ignore"):
         first, second = (
             np.log(each if better is Better.MORE else 1 / each) for each in (these, others)
@@ -58,10 +53,7 @@ def ahead(these: Floats, others: Floats, better: Better) -> Bools:
 
 
 def pareto_front(cost: Floats, gain: Floats) -> Places:
-    """Indices of the points on the front: no point is as cheap and better, or as good and cheaper.
-
-    In order of cost.
-    """
+    """Indices of the points on the front, by cost: none is as cheap and better, or vice versa."""
     order = np.lexsort((-gain, cost))
     best = np.maximum.accumulate(gain[order])
     before = np.concatenate([[-np.inf], best[:-1]])
@@ -81,8 +73,7 @@ class Load:
     overloaded: Sequence[str] = ()
 
     def means(self, metric: str) -> dict[str, float]:
-        """Means over the seeds, for options with a value for each seed. An overloaded option does
-        not compete with steady ones."""
+        """Means over the seeds; without options that lack a value, or are overloaded alone."""
         found = zip(self.options, self.values[metric].mean(axis=1).tolist(), strict=True)
         out = () if set(self.overloaded) == set(self.options) else self.overloaded
         return {name: mean for name, mean in found if not (math.isnan(mean) or name in out)}
@@ -99,8 +90,7 @@ class Load:
         return [best, *(o for o, lost in others if o in means and o != best and not lost)]
 
     def winner(self, metric: str) -> str | None:
-        """The option that leads all others by more than the spread over at least :data:`SEEDS`
-        seeds."""
+        """The option that leads by more than the spread over at least :data:`SEEDS` seeds."""
         leaders = self.leaders(metric)
         alone = len(leaders) == 1 < len(self.means(metric))
         return leaders[0] if alone and self.seeds >= SEEDS else None

@@ -1,7 +1,6 @@
 """Which models run on which devices, by stack and number format, with the error of their op times.
 
-Op times come from :func:`op_source`, as for ``run``, layouts from the engine's memory formula.
-"""
+Op times come from :func:`op_source`, as for ``run``, layouts from the engine's memory formula."""
 
 from __future__ import annotations
 
@@ -11,16 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.profiler.facts import formats
 from sarathi_sim.profiler.facts.device import DeviceSpec, engine_facts, list_devices, load_device
-from sarathi_sim.profiler.facts.formats import (
-    KV_DTYPES,
-    STACKS,
-    TWO_BYTES,
-    WEIGHT_DTYPES,
-    Kernels,
-    Stack,
-    WeightDtype,
-)
+from sarathi_sim.profiler.facts.formats import WEIGHT_DTYPES, Kernels, Stack, WeightDtype
 from sarathi_sim.profiler.facts.model import ModelSpec, list_models, load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
@@ -62,9 +54,7 @@ def _kernels(
 @dataclass(frozen=True)
 class Combination:
     """A model on a device with a stack's kernels in a number format (stack None: physics).
-
-    ``refused`` says why, and at which TP degrees.
-    """
+    ``refused`` says why, and at which TP degrees."""
 
     model: ModelSpec
     device: DeviceSpec
@@ -84,23 +74,18 @@ class Combination:
         longest = max(self.sources, default=1)
         layouts = [(tp, 1) for tp in sorted(self.sources)]
         layouts += [(longest, pp) for pp in range(2, _MOST_STAGES + 1) if self.sources]
+        numbers = self.kernels.number_bytes if self.kernels else formats.TWO_BYTES
+        usual = (BLOCK, STACK_SHARES[self.stack or "vllm"], SHARE, ITERATION, numbers)
         for tp, pp in layouts:
+            layers = stage_layers(self.model.num_layers, pp)
             try:
-                found = self._memory(tp, pp)
+                found = engine_memory(self.model, self.device, tp, layers, *usual)
             except CapacityError:
                 continue
             tokens = (found.num_blocks - found.state_blocks) * BLOCK
             if tokens >= min(SEQUENCE, self.model.max_position_embeddings):
                 return (tp, pp), found
         return None
-
-    def _memory(self, tp: int, pp: int) -> EngineMemory:
-        layers = stage_layers(self.model.num_layers, pp)
-        numbers = self.kernels.number_bytes if self.kernels else TWO_BYTES
-        setting = STACK_SHARES[self.stack or "vllm"]
-        return engine_memory(
-            self.model, self.device, tp, layers, BLOCK, setting, SHARE, ITERATION, numbers
-        )
 
     @cached_property
     def origins(self) -> dict[str, Provenance]:
@@ -112,7 +97,7 @@ class Combination:
     @property
     def kind(self) -> str:
         """The least direct origin of the layer's GEMMs, experts and attention."""
-        wanted = (*FAMILIES["GEMM"], *FAMILIES["experts"], *FAMILIES["attention"])
+        wanted = (op for family, ops in FAMILIES.items() if family != "all-reduce" for op in ops)
         kinds = [self.origins[op].kind for op in wanted if op in self.origins]
         return max(kinds, key=KINDS.index)
 
@@ -132,7 +117,7 @@ class Combination:
             return ["bf16"]
         tp = min(self.sources)
         found: list[str] = []
-        for cache in KV_DTYPES:
+        for cache in formats.KV_DTYPES:
             assert self.kernels is not None
             kernels = replace(self.kernels, kv_cache_dtype=cache)
             try:
@@ -166,11 +151,8 @@ def supported(
     stack: str | None = None,
     dtype: str | None = None,
 ) -> list[Combination]:
-    """The cells of the given names; a name that is None stands for all.
-
-    Raises UserError for an unknown name.
-    """
-    named = (("--stack", stack, STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
+    """The cells of the given names (None: all). Raises UserError for an unknown name."""
+    named = (("--stack", stack, formats.STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
     for option, value, allowed in named:
         if value is not None and value not in allowed:
             hint = did_you_mean(value, allowed)

@@ -1,8 +1,4 @@
-"""The option ``--workload``: lengths in a word, a trace, or a configuration.
-
-:func:`describe` reports its numbers. :class:`Demand` has its lengths in the form that advice needs:
-a sample, and a few representative requests.
-"""
+"""The option ``--workload``: lengths in a word, a trace, or a configuration."""
 
 from __future__ import annotations
 
@@ -29,18 +25,8 @@ from sarathi_sim.simulator.load.requests import (
 from sarathi_sim.simulator.load.trace import NAMES, form_of, read_trace
 from sarathi_sim.simulator.loop.records import Ints
 from ..config.base import Assignments, Config, Source
-from ..config.loading import (
-    Draft,
-    check_scenario,
-    load_experiment,
-    read_draft,
-)
-from ..config.requests import (
-    Traffic,
-    build_requests,
-    no_arrivals,
-    trace_of,
-)
+from ..config.loading import Draft, check_scenario, load_experiment, read_draft
+from ..config.requests import Traffic, build_requests, no_arrivals, trace_of
 from ..config.workload import RandomLengths
 
 T = TypeVar("T")
@@ -58,7 +44,8 @@ LONGEST = 2**24
 FURTHEST = 8192
 """Most tokens of a request for which advice is given: the range of the machine's tables."""
 _LENGTHS = ("lengths", "pd_ratio", "system_prompts", "sessions")
-_GIVEN = {("workload", key) for key in _LENGTHS}
+# A scenario needs these keys, its requests do not.
+_REST = {"model": "any", "device": "any", "policy": {"name": "orca"}}
 _NUMBER = r"\d+(?:\.\d+)?"
 _PAIR = re.compile(rf"({_NUMBER}[kK]?):({_NUMBER}[kK]?)(?:~({_NUMBER}))?")
 _TOTAL = re.compile(rf"({_NUMBER}[kK]?)@(?:(\?)|({_NUMBER})(?:\.\.({_NUMBER}))?)")
@@ -67,10 +54,8 @@ _RATIO_OF_TOTAL = re.compile(rf"({_NUMBER}[kK]?):(\?|{_NUMBER}\.\.{_NUMBER}|\d+\
 
 def in_a_word(text: str) -> tuple[dict[str, Any], int] | None:
     """The lengths of requests that a word such as ``1024:256`` states, as keys of the section
-    ``workload``, and the longest request they allow; None where the text is no such word.
-
-    Raises UserError for a wrong word, with all allowed forms.
-    """
+    ``workload``, and the longest request they allow; None where the text is no such word. Raises
+    UserError for a wrong word, with all allowed forms."""
     word = text.replace(" ", "")
     try:
         if old := _RATIO_OF_TOTAL.fullmatch(word):
@@ -115,20 +100,20 @@ def _total(total: int, low: float, high: float) -> tuple[dict[str, Any], int]:
 def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], int]:
     """The section ``workload``, and the length of the longest sequence: ``max_length``, or else the
     longest request rounded up to 512 tokens (for a configuration: its ``cluster.max_length``).
-
-    Raises UserError for a text of another form, and for a file that cannot be read.
-    """
+    Raises UserError for a text of another form, and for a file that cannot be read."""
     usual = {"arrivals": POISSON, "declared": "exact", "too_long": "reject"}
     if stated := in_a_word(text):
         return {**usual, "requests": REQUESTS, **stated[0]}, max_length or _rounded(stated[1])
     if is_trace(text):
         path = user_path(text)
         lengths = {"kind": "trace", "path": str(path.absolute())}
-        try:
-            longest = max_length or _rounded(_longest(path))
-        except WorkloadError as error:
-            raise UserError(f"--workload {error}") from None
-        return {**usual, "lengths": lengths}, longest
+        if not max_length:
+            try:
+                trace = read_trace(path)
+            except WorkloadError as error:
+                raise UserError(f"--workload {error}") from None
+            max_length = _rounded(int((trace.prompt + trace.output).max()))
+        return {**usual, "lengths": lengths}, max_length
     draft = or_forms(read_draft, text)
     workload, cluster = draft.raw.get("workload"), draft.raw.get("cluster")
     if not isinstance(workload, dict):
@@ -147,11 +132,6 @@ def is_trace(text: str) -> bool:
     return form_of(Path(text)) in TRACES
 
 
-def _longest(path: Path) -> int:
-    trace = read_trace(path)
-    return int((trace.prompt + trace.output).max())
-
-
 def rates_of(text: str) -> tuple[float, float] | None:
     """Requests a second of the trace that ``text`` names, on average and in its busiest minute;
     None if it names none, or one whose arrivals are not known."""
@@ -166,8 +146,7 @@ def _rounded(tokens: int) -> int:
 
 
 def or_forms(read: Callable[[str], T], text: str) -> T:
-    """The result of ``read`` for a configuration. Raises its UserError; if there is no such file,
-    with all forms of the option."""
+    """``read(text)``. Raises its UserError; without such a file, with all forms of the option."""
     try:
         return read(text)
     except UserError as error:
@@ -179,34 +158,29 @@ def or_forms(read: Callable[[str], T], text: str) -> T:
 def requests_of(text: str, *, arrivals: Mapping[str, Any] | None = None) -> Traffic:
     """The requests that the option states. Raises UserError as :func:`parse_workload` does."""
     section, _ = parse_workload(text, LONGEST)
-    if arrivals is not None:
-        section = {**section, "arrivals": arrivals}
+    section |= {} if arrivals is None else {"arrivals": arrivals}
     source = Source(f"--workload {text}", "", {}, ())
-    # A scenario needs these keys, its requests do not.
-    rest = {"model": "any", "device": "any", "policy": {"name": "orca"}}
-    return build_requests(check_scenario({**rest, "workload": section}, source), LONGEST, source)
+    return build_requests(check_scenario({**_REST, "workload": section}, source), LONGEST, source)
 
 
 def with_workload(draft: Draft, text: str | None) -> Draft:
     """A configuration with these lengths in place of its own, in all scenarios (None: unchanged).
-
     Number and arrivals of the requests stay; a trace has its own number. Raises UserError for a
-    text of another form, and if ``--set`` gives lengths, too.
-    """
+    text of another form, and if ``--set`` gives lengths, too."""
     if text is None:
         return draft
     for path in draft.assigned:
-        if any(pair in _GIVEN for pair in pairwise(path)):
+        if any(section == "workload" and key in _LENGTHS for section, key in pairwise(path)):
             raise UserError(f"--set {'.'.join(path)}: has no effect: --workload gives lengths")
     given, _ = parse_workload(text, LONGEST)
     lengths = {key: given[key] for key in _LENGTHS if key in given}
     number = {} if is_trace(text) else {"requests": REQUESTS}
+    left_out = (*_LENGTHS, "requests") if is_trace(text) else _LENGTHS
 
     def changed(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         own = tree.get("workload")
         if not isinstance(own, dict) and not given:
             return dict(tree)
-        left_out = (*_LENGTHS, *(("requests",) if is_trace(text) else ()))
         kept = {k: v for k, v in (own or {}).items() if k not in left_out}
         return {**tree, "workload": {**given, **kept}}
 
@@ -214,21 +188,12 @@ def with_workload(draft: Draft, text: str | None) -> Draft:
     return replace(draft, raw=changed(draft.raw, {**number, **lengths}), overrides=overrides)
 
 
-# As advice needs it ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """Prompt and output tokens of requests, kept in the order of their P:D."""
+    """Prompt and output tokens of requests, in the order of their P:D."""
 
     prompt: Ints
     output: Ints
-
-    @classmethod
-    def of(cls, prompt: Ints, output: Ints) -> Demand:
-        """The demand of requests in any order."""
-        order = np.argsort(prompt / output, kind="stable")
-        return cls(np.asarray(prompt)[order], np.asarray(output)[order])
 
     @cached_property
     def length(self) -> int:
@@ -236,8 +201,7 @@ class Demand:
         return int((self.prompt + self.output).max())
 
     def requests(self, count: int) -> tuple[Ints, Ints]:
-        """Prompt and output tokens of a sample that has every P:D in proportion, shuffled but
-        always the same."""
+        """Prompt and output tokens of a sample with every P:D in proportion, shuffled alike."""
         at = ((np.arange(count) + 0.5) / count * len(self.prompt)).astype(np.int64)
         at = np.random.default_rng(0).permutation(at)
         return self.prompt[at], self.output[at]
@@ -260,16 +224,14 @@ def demand_of(text: str) -> Demand:
     """The lengths of a ``--workload``. Raises UserError for a wrong one."""
     word = text.replace(" ", "")
     if old := re.fullmatch(r"(\d+(?:\.\d+)?[kK]):(\d+)", word):
+        plain = f"{1024 * float(old[1][:-1]):g}:{old[2]}"
         raise UserError(
             f"--workload {text}: tokens in all with their P:D are written {old[1]}@{old[2]}; "
-            f"a prompt of {old[1]} with {old[2]} output tokens {_plain(old[1])}:{old[2]}; "
-            f"{FORMS}"
+            f"a prompt of {old[1]} with {old[2]} output tokens {plain}; {FORMS}"
         )
-    requests = requests_of(text)
-    demand = Demand.of(
-        np.array([request.prompt_tokens for request in requests]),
-        np.array([request.output_tokens for request in requests]),
-    )
+    lengths = np.array([(one.prompt_tokens, one.output_tokens) for one in requests_of(text)])
+    order = np.argsort(lengths[:, 0] / lengths[:, 1], kind="stable")
+    demand = Demand(*lengths[order].T)
     if demand.length > FURTHEST:
         raise UserError(
             f"--workload {text}: its longest request has {demand.length:,} tokens; must be at most "
@@ -277,12 +239,6 @@ def demand_of(text: str) -> Demand:
         )
     return demand
 
-
-def _plain(thousands: str) -> str:
-    return f"{1024 * float(thousands[:-1]):g}"
-
-
-# A workload in numbers -------------------------------------------------------------------------
 
 Found = dict[str, tuple[Traffic, int | None]]
 """By name, the requests and the clients of a closed loop."""
@@ -292,18 +248,14 @@ def describe(found: Found) -> dict[str, dict[str, Any]]:
     """The numbers of :func:`describe_workload`, ``left_out`` (the rows of a trace without tokens)
     and the ``notes`` on its file, by name."""
     return {
-        name: {
-            **describe_workload(requests, clients),
-            "left_out": requests.left_out,
-            "notes": requests.said,
-        }
+        name: describe_workload(requests, clients)
+        | {"left_out": requests.left_out, "notes": requests.said}
         for name, (requests, clients) in found.items()
     }
 
 
 def workloads_of(what: Config, changes: Assignments, columns: Mapping[str, str]) -> Found:
-    """The requests of lengths in a word, of a trace, or of each scenario of a configuration that
-    has its own."""
+    """The requests of a word, of a trace, or of each scenario that has its own."""
     text = None if isinstance(what, Mapping) else str(what)
     if text is not None and in_a_word(text):
         if changes or columns:
@@ -313,11 +265,10 @@ def workloads_of(what: Config, changes: Assignments, columns: Mapping[str, str])
         return {Path(text).stem: (_of_trace(text, changes, columns), None)}
     if columns:
         raise UserError("--column: must be left out: a configuration has lengths.columns")
-    experiment = (
-        load_experiment(what, changes)
-        if text is None
-        else or_forms(lambda text: load_experiment(text, changes), text)
-    )
+    if text is None:
+        experiment = load_experiment(what, changes)
+    else:
+        experiment = or_forms(lambda text: load_experiment(text, changes), text)
     found: Found = {}
     seen: set[str] = set()
     for name, scenario in experiment.scenarios.items():
@@ -333,18 +284,14 @@ def workloads_of(what: Config, changes: Assignments, columns: Mapping[str, str])
 def _of_trace(path: str, changes: Assignments, columns: Mapping[str, str]) -> Traffic:
     for meaning, name in columns.items():
         if meaning not in NAMES or not name:
-            raise UserError(
-                f"--column {meaning}={name}: must be {' or '.join(NAMES)}, = and a name"
-            )
-    # A scenario needs these keys, its requests do not.
-    rest = {"model": "any", "device": "any", "policy": {"name": "orca"}}
+            allowed = f"must be {' or '.join(NAMES)}, = and a name"
+            raise UserError(f"--column {meaning}={name}: {allowed}")
     lengths = {"kind": "trace", "path": path, "columns": dict(columns)}
-    config = {**rest, "workload": {"lengths": lengths}}
+    config = {**_REST, "workload": {"lengths": lengths}}
     for key in read_draft(config, changes).assigned:
         if key != ("workload", "requests") and not (key[:2] == ("workload", "lengths") != key):
-            raise UserError(
-                f"--set {'.'.join(key)}: a trace has workload.lengths and workload.requests"
-            )
+            allowed = "a trace has workload.lengths and workload.requests"
+            raise UserError(f"--set {'.'.join(key)}: {allowed}")
     experiment = load_experiment(config, changes)
     ((name, scenario),) = experiment.scenarios.items()
     try:
@@ -356,16 +303,9 @@ def _of_trace(path: str, changes: Assignments, columns: Mapping[str, str]) -> Tr
         raise UserError("--set workload.lengths.kind: must be trace")
     if trace.unit_of:
         raise no_arrivals(trace, experiment.sources[name])
-    requests = Traffic(
-        make_requests(
-            at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s,
-            trace.prompt,
-            trace.output,
-            max_length=1,
-            declare_exact=True,
-            user=trace.user,
-            prefix=trace.prefix,
-        )
-    )
+    arrival_s = at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s
+    names: dict[str, Any] = {"user": trace.user, "prefix": trace.prefix}
+    columns_ = (arrival_s, trace.prompt, trace.output)
+    requests = Traffic(make_requests(*columns_, max_length=1, declare_exact=True, **names))
     requests.left_out, requests.said = trace.left_out, trace.notes
     return requests

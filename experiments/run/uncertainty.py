@@ -1,5 +1,4 @@
-"""The uncertainty of a run, its 90 % bands and batches outside the measured region; and of a
-capacity."""
+"""The 90 % bands of a run and of a capacity, and a run's batches outside the measured region."""
 
 from __future__ import annotations
 
@@ -40,11 +39,8 @@ QUANTILES = (0.05, 0.95)
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """The effect of op errors on one run.
-
-    ``slower`` is the makespan over the simulated one under each joint draw of the op errors.
-    ``outside`` are the ops with sizes outside the measured region.
-    """
+    """The effect of op errors on one run. ``slower``: the makespan over the simulated one in each
+    joint draw; ``outside``: ops with sizes outside the measured region."""
 
     slower: Floats
     outside: list[Outside]
@@ -62,37 +58,29 @@ class Uncertainty:
 
 @dataclass(frozen=True)
 class PoolsUncertainty:
-    """The effect of op errors on a run of two pools: the summaries of the same run with all ops of
-    both pools slower, and faster, by the wider 90 % band of the two.
-
-    A worker's requests come when another one has done with them, so a run is simulated again and
-    not re-timed. ``outside`` is that of both pools.
-    """
+    """The effect of op errors on a run of two pools: the summaries of the same run, simulated again
+    as a worker's requests come from another, with all ops of both pools slower, and faster, by the
+    wider 90 % band of the two. ``outside`` is that of both pools."""
 
     summaries: tuple[Mapping[str, Any], Mapping[str, Any]]
     outside: list[Outside]
 
     def as_json(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """``<metric>_band`` for makespan, throughputs and latencies, and ``outside_profile``.
-
-        The latencies of a run's steady part may leave out more of a slower one, so a band holds the
-        run's own number as well. Its upper end is infinite where the slower run is overloaded.
-        """
+        """``<metric>_band`` for makespan, throughputs and latencies, and ``outside_profile``. The
+        latencies of a run's steady part may leave out more of a slower one, so a band holds the
+        run's own number as well. Its upper end is infinite where the slower run is overloaded."""
 
         def banded(of: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
             """The latencies of a part of the summary, with the bands of their quantiles."""
             runs, found = [of(one) for one in (summary, *self.summaries)], {}
             for name in filter(runs[0].__contains__, LATENCIES):
-                bands = {}
+                found[name] = dict(runs[0][name])
                 for quantile, value in runs[0][name].items():
                     values = [one[name][quantile] for one in runs]
-                    over = not np.isfinite(values).all()  # overloaded: latencies without a limit
+                    # Overloaded: latencies without a limit.
+                    most = max(values) if np.isfinite(values).all() else math.inf
                     if np.isfinite(value):
-                        bands[f"{quantile}_band"] = [
-                            np.nanmin(values),
-                            math.inf if over else max(values),
-                        ]
-                found[name] = {**runs[0][name], **bands}
+                        found[name][f"{quantile}_band"] = [np.nanmin(values), most]
             return found
 
         found: dict[str, Any] = banded(lambda one: one)
@@ -110,12 +98,12 @@ def uncertainty(
     ``progress`` gets the number of finished requests then."""
     if analysis.records.handovers is None:
         return uncertainty_of(deployment, analysis)
-    slow, fast = map(deployment.slowed, reversed(op_factors(deployment, analysis)))
-    summaries = [one.summary(Analysis(one.simulate(progress))) for one in (slow, fast)]
-    outside = [
-        each for pool, logs in _by_pool(deployment, analysis) for each in _used(pool, logs)[2]
-    ]
-    return PoolsUncertainty((summaries[0], summaries[1]), outside)
+    slow, fast = (
+        one.summary(Analysis(one.simulate(progress)))
+        for one in map(deployment.slowed, reversed(op_factors(deployment, analysis)))
+    )
+    pools = _by_pool(deployment, analysis)
+    return PoolsUncertainty((slow, fast), [each for pool in pools for each in _used(*pool)[2]])
 
 
 def op_factors(deployment: Deployment, analysis: Analysis) -> list[float]:
@@ -163,12 +151,9 @@ def _used(
 ) -> tuple[list[dict[str, OpUse]], Errors, list[Outside]]:
     """Each replica's ops, their errors, and those with sizes outside the measured region."""
     predictor = deployment.predictor
-    uses: list[dict[str, OpUse]] = [
-        breakdown(log, predictor) if log.num_iterations else {} for log in logs
-    ]
+    uses = [breakdown(log, predictor) if log.num_iterations else {} for log in logs]
     errors = dict(op_errors(deployment.ops))
-    scoped = errors.get(f"{SEND_RECV}_{deployment.scope}")
-    if scoped is not None:
+    if (scoped := errors.get(f"{SEND_RECV}_{deployment.scope}")) is not None:
         errors[SEND_RECV] = scoped
     tables = {op: error.table for op, error in errors.items()}
     outside = queries_outside([use for use in uses if use], tables)
@@ -183,10 +168,8 @@ def _used(
 def ratio_band(
     metric: str, ratio: float, above: AnyUncertainty | None, below: AnyUncertainty | None
 ) -> list[float] | None:
-    """The band of a metric's ratio of two runs; None if it does not follow from the makespan.
-
-    Both runs are re-timed under the same draws, so common errors cancel.
-    """
+    """The band of a metric's ratio of two runs; None if it does not follow from the makespan. Both
+    runs are re-timed under the same draws, so common errors cancel."""
     if not isinstance(above, Uncertainty) or not isinstance(below, Uncertainty):
         return None  # of two pools: errors are not drawn together
     if metric not in above.factors:
@@ -201,18 +184,12 @@ def _band(values: Floats) -> list[float]:
     return [float(v) for v in np.quantile(values, QUANTILES)]
 
 
-# A capacity -----------------------------------------------------------------------------------
-
-
 @strict_dataclass
 class CapacityDiscrepancy:
-    """The error of predicted capacities, as ``fitted_to`` measured ones on ``date``.
-
-    ``half_width`` is that of the 90 % interval of ln(measured / predicted), of ``dense`` models and
-    of a ``mixture`` of experts. It has the errors of the engine's model, of host times, and of op
-    times on the measured systems. ``inside``: the measured ones within the interval that is fitted
-    without their own system.
-    """
+    """The error of predicted capacities, as ``fitted_to`` measured ones on ``date``: of the
+    engine's model, of host times, and of op times. ``half_width`` is that of the 90 % interval of
+    ln(measured / predicted), of ``dense`` models and of a ``mixture`` of experts. ``inside``: the
+    measured ones within the interval that is fitted without their own system."""
 
     fitted_to: str
     date: str
@@ -234,8 +211,7 @@ def capacity_interval(
 
     C exp(-sqrt(e**2 + sum(ln(C / low)**2))) and C exp(sqrt(e**2 + sum(ln(high / C)**2))), with the
     ``error`` e of predicted capacities (:class:`CapacityDiscrepancy`), and the ``intervals`` (low,
-    high) of what is independent of it: sampling, op times.
-    """
+    high) of what is independent of it: sampling, op times."""
     with np.errstate(divide="ignore"):  # a low end of 0
         off = np.log(np.reshape(intervals, (-1, 2)) / capacity) * (-1, 1)
     low, high = np.sqrt(error**2 + (np.maximum(off, 0) ** 2).sum(axis=0))

@@ -1,8 +1,5 @@
 """The backends of a sweep: this process, local worker processes, or the workers of a Dask cluster.
-
-A backend turns bundles of jobs into results, in any order. A bundle whose worker died comes back as
-lost; ``execute.py`` decides what to do with it.
-"""
+They turn bundles of jobs into results, in any order."""
 
 from __future__ import annotations
 
@@ -37,12 +34,9 @@ jobs under way by worker, and the seconds."""
 
 
 class Bundles:
-    """Jobs to be sent, in bundles of about :data:`BUNDLE_S`.
-
-    It learns the time of a run from results (``took``), so the first bundles hold one job each.
-    Towards the end bundles become smaller, so that all workers finish together. With ``single``
-    every bundle has one job. Jobs may be added while others are under way.
-    """
+    """Jobs to be sent, in bundles of about :data:`BUNDLE_S`: of one job until the time of a run is
+    known (``took``), or with ``single``, and smaller towards the end, so that all workers finish
+    together. Jobs may be added while others are under way."""
 
     def __init__(self, jobs: Sequence[Job], workers: int, single: bool = False) -> None:
         self._todo = deque(jobs)
@@ -51,7 +45,6 @@ class Bundles:
         self._seconds = self._runs = 0.0
 
     def took(self, results: list[JobResult]) -> None:
-        """Learn the time of a run from results."""
         self._seconds += sum(result.seconds for result in results)
         self._runs += len(results)
 
@@ -65,13 +58,11 @@ class Bundles:
     def __next__(self) -> list[Job]:
         if not self._todo:
             raise StopIteration
-        return [self._todo.popleft() for _ in range(self._size())]
-
-    def _size(self) -> int:
-        if self._single or not self._runs:
-            return 1
-        wanted = math.ceil(BUNDLE_S * self._runs / max(self._seconds, 1e-9))
-        return max(1, min(wanted, len(self._todo) // (4 * self._workers)))
+        size = 1
+        if self._runs and not self._single:
+            wanted = math.ceil(BUNDLE_S * self._runs / max(self._seconds, 1e-9))
+            size = max(1, min(wanted, len(self._todo) // (4 * self._workers)))
+        return [self._todo.popleft() for _ in range(size)]
 
 
 class Backend(Protocol):
@@ -84,7 +75,7 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the workers; always called at the end of a sweep."""
+        """Release the workers: its owner's last call."""
         ...
 
 
@@ -120,12 +111,6 @@ def processors() -> int:
     return int(cpu_count())
 
 
-def local_backend(workers: int | None) -> Backend:
-    """So many processes on this machine (None: one for each processor); one is this process."""
-    wanted = workers or processors()
-    return LocalProcesses(wanted) if wanted > 1 else InProcess()
-
-
 CONNECT_S = 10
 """How long a sweep waits for the scheduler's answer, and for the cluster's first worker."""
 WITHOUT_WORKERS_S = 60
@@ -143,11 +128,8 @@ _WORK = f"{_OURS.format('jobs', 'work')}({_READ})"
 
 
 class DaskWorkers:
-    """All workers of the cluster at ``address``.
-
-    Raises UserError where no scheduler answers there, where it has no worker, and if a worker
-    lacks this package or has another version of it.
-    """
+    """All workers of the cluster at ``address``. Raises UserError where no scheduler answers there,
+    where it has no worker, and if a worker lacks this package or has another version of it."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -182,10 +164,8 @@ class DaskWorkers:
 
     def _look(self, patience_s: float) -> dict[str, int]:
         """The threads of each worker; waits for a first one, and checks the code of new ones.
-
-        Raises UserError for other code, for a lost scheduler, and where there is no worker, or
-        no answer, for ``patience_s``: runs sent to such a cluster would never end.
-        """
+        Raises UserError for other code, for a lost scheduler, and where there is no worker, or no
+        answer, for ``patience_s``: runs sent to such a cluster would never end."""
         ask = self._client.scheduler.ncores
         try:
             while not (threads := self._client.sync(ask, callback_timeout=patience_s)):
@@ -212,10 +192,8 @@ class DaskWorkers:
         return dict(threads)
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield what comes of each bundle; those whose workers kept dying as lost.
-
-        Raises UserError if the scheduler or all workers are lost, or a worker has other code.
-        """
+        """Yield what comes of each bundle; those whose workers kept dying as lost. Raises UserError
+        if the scheduler or all workers are lost, or a worker has other code."""
         under_way: dict[Any, list[Job]] = {}
         finished: SimpleQueue[Any] = SimpleQueue()
         last = looked = time.monotonic()

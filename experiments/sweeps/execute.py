@@ -1,10 +1,7 @@
-"""The loop of a sweep: send missing runs, write their results, report failures; write its tables,
-and predict its time.
+"""The loop of a sweep: send missing runs, write their results and tables, predict its time.
 
-All runs of one seed serve the same requests, whatever the policy (common random numbers). For two
-policies the logarithm of a metric's ratio is taken seed by seed, so common effects cancel. Its mean
-over the seeds gets a Student-t interval.
-"""
+All runs of one seed serve the same requests, whatever the policy (common random numbers): the
+logarithm of a metric's ratio is taken seed by seed, and its mean gets a Student-t interval."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from ..config.deployment import deploy
 from ..results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
 from ..run.ranking import half_width
 from .backends import Backend, Bundles
-from .jobs import Job, JobResult
+from .jobs import Job
 from .plan import Run, SweepPlan, coordinates
 from .store import RESULTS, Store
 
@@ -47,11 +44,6 @@ class Report:
     busy: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def missing(self) -> int:
-        """Runs without a result."""
-        return self.total - self.finished
-
     def line(self, workers: int) -> str:
         """Finished runs, time, and the workers' share of time in runs."""
         ran = self.finished - self.earlier
@@ -70,15 +62,11 @@ class Report:
 
 def failed_runs(report: Report, folder: Path) -> list[str]:
     """A line for some of the failed runs, and where their tracebacks are."""
-    said = [f"failed: run {key}: {error}" for key, error in list(report.failures.items())[:5]]
-    if len(report.failures) > len(said):
-        said.append(f"... and {len(report.failures) - len(said)} more")
-    if said:
-        said.append(
-            f"{len(report.failures)} of {report.total} runs failed; their tracebacks are in "
-            f"{folder}; --resume tries them again"
-        )
-    return said
+    said, count = [], len(report.failures)
+    said += [f"failed: run {key}: {error}" for key, error in list(report.failures.items())[:5]]
+    said += [f"... and {count - 5} more"] if count > 5 else []
+    whole = f"{count} of {report.total} runs failed; their tracebacks are in {folder}"
+    return [*said, f"{whole}; --resume tries them again"] if said else []
 
 
 def duration(seconds: float) -> str:
@@ -103,12 +91,9 @@ def execute(
     say: Say = silent,
     follow: Follow | None = None,
 ) -> Report:
-    """Simulate the missing runs of the folder and write its tables.
-
-    ``report`` is filled in on the way, so it shows the progress of an interrupted sweep. ``say``
-    gets messages for the user. The tables of the finished runs are written however the sweep ends.
-    With ``follow`` results lead to further runs; they come last in the tables, sorted by key.
-    """
+    """Simulate the missing runs of the folder and write its tables, however the sweep ends.
+    ``report`` is filled in on the way, ``say`` gets messages for the user. With ``follow`` results
+    lead to further runs; they come last in the tables, sorted by key."""
     unique = {run.key: run for run in plan.runs}
     report = report or Report(len(unique))
     store.drop_failures()
@@ -150,7 +135,12 @@ def execute(
                     bundles.took(value)
                     for result in value:
                         work_s += result.seconds
-                        _keep(result, store, report)
+                        if result.error:
+                            report.failures[result.key] = result.error
+                            store.write_failure(result.key, result.details)
+                        else:
+                            store.write(result)
+                            report.finished += 1
                         if follow is not None:
                             more = list(follow(unique[result.key]))
                             report.total += len(more)
@@ -167,7 +157,6 @@ def execute(
             report.failures[job.run.key] = text
             store.write_failure(job.run.key, text + "\n")
     finally:
-        backend.close()
         report.wall_s = time.monotonic() - began
         report.busy = work_s / (report.wall_s * backend.workers) if report.wall_s else 0.0
         planned = {run.key for run in plan.runs}
@@ -185,27 +174,19 @@ def waited_for(under_way: dict[str, list[Job]], seconds: float) -> str:
     return f"no result for {seconds:.0f} s; waiting for {'; '.join(parts)}"
 
 
-def _keep(result: JobResult, store: Store, report: Report) -> None:
-    if result.error:
-        report.failures[result.key] = result.error
-        store.write_failure(result.key, result.details)
-    else:
-        store.write(result)
-        report.finished += 1
-
-
 def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
     """Write the table of all finished runs, and the sweep's summary, with the keys and points of
-    the runs without a result and, if they failed, why.
-
-    Both are made from the runs' folders, so they do not depend on when and where runs were
-    simulated.
-    """
+    the runs without a result and, if they failed, why. Both are made from the runs' folders, so
+    they do not depend on when and where runs were simulated."""
     finished = store.finished()
-    rows = [_row(run, plan, store) for run in plan.runs if run.key in finished]
+    rows = [
+        {"run": run.key, "name": run.name, **coordinates(run, plan.axes)}
+        | flat(store.summary(run.key, run.name))
+        for run in plan.runs
+        if run.key in finished
+    ]
     table = pd.DataFrame(rows)
     store.replace(RESULTS, table.to_parquet(index=False))
-    paired = paired_differences(table, plan.contrast, plan.axes)
     content = {
         "format": SWEEP_FORMAT,
         "name": plan.name,
@@ -220,14 +201,9 @@ def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> Non
             for run in plan.runs
             if run.key not in finished
         },
-        "paired": paired,
+        "paired": paired_differences(table, plan.contrast, plan.axes),
     }
     store.replace(SUMMARY, json_bytes(content))
-
-
-def _row(run: Run, plan: SweepPlan, store: Store) -> dict[str, Any]:
-    numbers = flat(store.summary(run.key, run.name))
-    return {"run": run.key, "name": run.name, **coordinates(run, plan.axes), **numbers}
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -256,14 +232,11 @@ METRICS = (
 def paired_differences(
     table: pd.DataFrame, contrast: str | None, axes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """The ratio of each metric between every value of ``contrast`` and its first one.
-
-    One entry per point of the other axes but the seed: ``point``, ``value``, ``against``, ``seeds``
-    and ``ratios``: metric -> ``ratio`` (geometric mean over the seeds), ``low`` and ``high`` (95 %
-    interval, None with a single seed) and ``unpaired`` (how many times as wide the interval would
-    be if the seeds were not paired). A metric that is 0 or missing somewhere is left out, as are
-    latencies where a run is overloaded.
-    """
+    """The ratio of each metric between every value of ``contrast`` and its first one: an entry a
+    point of the other axes but the seed. ``ratios``: metric -> ``ratio`` (geometric mean over the
+    seeds), ``low`` and ``high`` (95 % interval, None with a single seed) and ``unpaired`` (how many
+    times as wide the interval would be if the seeds were not paired). A metric that is 0 or missing
+    somewhere is left out, as are latencies where a run is overloaded."""
     if contrast is None or table.empty:
         return []
     # As text, because a value may be missing (null), and a missing one does not equal itself.
@@ -287,16 +260,14 @@ def paired_differences(
                 if not (growing and metric.startswith(STEADY))
                 and (entry := _ratio(base.loc[seeds, metric], other.loc[seeds, metric])) is not None
             }
-            point = {axis: _plain(other[axis].iloc[0]) for axis in others}
-            found.append(
-                {
-                    "point": point,
-                    "value": _plain(other[contrast].iloc[0]),
-                    "against": _plain(base[contrast].iloc[0]),
-                    "seeds": len(seeds),
-                    "ratios": ratios,
-                }
-            )
+            entry = {
+                "point": {axis: _plain(other[axis].iloc[0]) for axis in others},
+                "value": _plain(other[contrast].iloc[0]),
+                "against": _plain(base[contrast].iloc[0]),
+                "seeds": len(seeds),
+                "ratios": ratios,
+            }
+            found.append(entry)
     return found
 
 
@@ -330,12 +301,9 @@ PROBES, PROBE_REQUESTS = 6, 200
 
 
 def seconds_of_work(plan: SweepPlan) -> float:
-    """Predicted seconds of one processor for all of the runs.
-
-    The :data:`PROBES` runs are spread evenly over the plan and cut to :data:`PROBE_REQUESTS`
-    requests; the rest is proportional. This is approximate: short runs do not show how queues and
-    batches grow.
-    """
+    """Predicted seconds of one processor for all of the runs. The :data:`PROBES` runs are spread
+    evenly over the plan and cut to :data:`PROBE_REQUESTS` requests; the rest is proportional. This
+    is approximate: short runs do not show how queues and batches grow."""
     step = max(1, len(plan.runs) // PROBES)
     probed = plan.runs[step // 2 :: step][:PROBES]
     seconds = 0.0

@@ -30,10 +30,8 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a run: the files of its folder, or the reason why there are none.
-
-    ``seconds`` is the time of the run, ``error`` one line, ``details`` the traceback.
-    """
+    """The files of a run's folder, or the reason why there are none: ``error`` is one line,
+    ``details`` the traceback. ``seconds``: the time of the run."""
 
     key: str
     files: dict[str, bytes]
@@ -48,44 +46,37 @@ def work(jobs: list[Job], told: Told = silent) -> list[JobResult]:
 
 
 def _one(job: Job) -> JobResult:
-    began = time.perf_counter()
-    key = job.run.key
+    began, said, details = time.perf_counter(), "", ""
+    files: dict[str, bytes] = {}
     try:
         files = folder_files(job)
     except Exception as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        took = time.perf_counter() - began
-        return JobResult(key, {}, took, f"{type(error).__name__}: {text}", traceback.format_exc())
-    return JobResult(key, files, time.perf_counter() - began)
+        kind, details = type(error).__name__, traceback.format_exc()
+        said = f"{kind}: {' '.join(str(error).split()) or kind}"
+    return JobResult(job.run.key, files, time.perf_counter() - began, said, details)
 
 
 def folder_files(job: Job) -> dict[str, bytes]:
     """The files of one run's folder by name: a result such as ``sarathi-sim run`` writes, without
-    the iterations and the figures.
-
-    Raises RuntimeError if this worker's inputs differ from the sender's, so its key does, too.
-    """
-    run = job.run
-    name = run.name
+    the iterations and the figures. Raises RuntimeError if this worker's inputs are not the
+    sender's."""
+    run, name = job.run, job.run.name
     where = Source(f"run {run.key}", name, {}, ())
     deployment = deploy(located(run.scenario, Path(job.base)), where, _requests_of)
-    found = run_key(deployment, name)
-    if found != run.key:
+    if (found := run_key(deployment, name)) != run.key:
         raise RuntimeError(
             f"the worker has another model, device, profile, trace or code: its key of this run is "
             f"{found}, not {run.key}"
         )
     analysis = Analysis(deployment.simulate())
-    scenario = run.scenario
     summary = deployment.summary(analysis)
-    further = {}
+    files = run_files({name: (run.scenario, analysis)}, {"name": name})
     if run.after_warmup:
         summary["after_warmup"] = analysis.after_warmup()
-        further[f"{name}/token_gaps.parquet"] = parquet_bytes(analysis.gaps_after_warmup())
+        files[f"{name}/token_gaps.parquet"] = parquet_bytes(analysis.gaps_after_warmup())
     content: dict[str, Any] = {"format": FORMAT, "name": name, "key": run.key}
     content |= {"scenarios": {name: summary}, "ratios": {}, "reference": {}}
-    files = run_files({name: (scenario, analysis)}, {"name": name})
-    return {**files, **further, SUMMARY: json_bytes(content)}
+    return {**files, SUMMARY: json_bytes(content)}
 
 
 def located(scenario: Scenario, base: Path) -> Scenario:
@@ -106,7 +97,6 @@ def located(scenario: Scenario, base: Path) -> Scenario:
     if (both := scenario.disaggregation) is not None:
         pools = {pool: dict(getattr(both, pool)) for pool in POOLS}
         for own in pools.values():
-            if "device" in own:
-                own["device"] = find(own["device"])
+            own |= {"device": find(own["device"])} if "device" in own else {}
         found["disaggregation"] = both.model_copy(update=pools)
     return scenario.model_copy(update=found)

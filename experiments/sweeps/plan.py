@@ -1,7 +1,6 @@
 """From a file to its runs, each checked, resolved and keyed before any of them starts.
 
-A run's key is a hash of all inputs of its result.
-"""
+A run's key is a hash of all inputs of its result."""
 
 from __future__ import annotations
 
@@ -20,24 +19,10 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.files import PACKAGE, files_sha256, user_path
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
-from ..config.base import (
-    Assignments,
-    Config,
-    KeyPath,
-    Source,
-    assign_all,
-    merge,
-    overlap,
-)
+from ..config.base import Assignments, Config, KeyPath, Source, assign_all, merge, overlap
 from ..config.deployment import Deployment, deploy
 from ..config.effects import Effects
-from ..config.loading import (
-    Draft,
-    check_effect,
-    check_scenario,
-    read_draft,
-    refuse_of_session,
-)
+from ..config.loading import Draft, check_effect, check_scenario, read_draft, refuse_of_session
 from ..config.pools import shared_keys
 from ..config.requests import build_requests, trace_path
 from ..config.scenario import Scenario
@@ -50,12 +35,9 @@ _MOST_SHOWN = 12
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its place in the sweep, and the resolved scenario that it simulates.
-
-    ``point`` has the swept values by key path; ``scenario`` and ``seed`` are axes of their own.
-    ``after_warmup``: its summary also has
-    :meth:`sarathi_sim.simulator.views.metrics.Analysis.after_warmup`.
-    """
+    """One run: its place in the sweep, and the resolved scenario that it simulates. ``point`` has
+    the swept values by key path; ``scenario`` and ``seed`` are axes of their own. ``after_warmup``:
+    its summary also has :meth:`sarathi_sim.simulator.views.metrics.Analysis.after_warmup`."""
 
     key: str
     name: str
@@ -112,22 +94,25 @@ class SharedRequests:
 
 
 def plan_sweep(
-    config: Config,
-    assignments: Assignments = (),
-    progress: Progress = silent,
+    config: Config, assignments: Assignments = (), progress: Progress = silent
 ) -> SweepPlan:
-    """Read a sweep, check its runs and fill in their defaults.
-
-    Raises UserError, a line per mistake, for everything that would stop a run at its start.
-    """
+    """Read a sweep, check its runs and fill in their defaults. Raises UserError, a line per
+    mistake, for everything that would stop a run at its start."""
     draft = read_draft(config, assignments)
-    spec = _spec(draft)
+    raw, several = draft.raw.get("sweep", {}), len(draft.overrides) > 1
+    if not isinstance(raw, dict):
+        raise draft.source.error("sweep", raw, "expected keys such as grid and seeds")
+    # A file without a section has a run for each of its scenarios.
+    spec = draft.source.checked(SweepSpec, raw, "sweep")
     where = f"{draft.source.file}: sweep"
-    contrast = spec.contrast or _usual_contrast(spec, draft)
+    contrast = spec.contrast or ("policy" if "policy" in spec.grid else None)
+    if several and not spec.contrast:
+        contrast = "scenario"
     points = expand(spec, contrast, where)
     swept = tuple(dict.fromkeys(tuple(key.split(".")) for point in points for key in point))
     _check_keys(draft, spec, swept, where)
-    axes = _axes(draft, spec, swept)
+    further = ("scenario",) * several + ("seed",) * (spec.seeds is not None)
+    axes = (*(".".join(key) for key in swept), *further)
     if contrast is not None and contrast not in axes:
         raise UserError(
             f"{where}.contrast: value {contrast!r}: must be one of {', '.join(axes) or 'no axes'}"
@@ -141,8 +126,7 @@ def plan_sweep(
         )
     wanted = [(name, seed, point) for point in points for name in draft.overrides for seed in seeds]
     runs, notes, found = [], dict[str, None](), dict[str, None]()
-    effects = Effects()
-    requests_of = SharedRequests()
+    effects, requests_of = Effects(), SharedRequests()
     for number, (name, seed, point) in enumerate(wanted):
         progress("checking", number, len(wanted))
         override = draft.overrides[name]
@@ -167,36 +151,8 @@ def plan_sweep(
         raise UserError("\n".join(found))
     check_effect(draft, points, where)
     effects.check()
-    header = draft.header
-    return SweepPlan(
-        draft.source.file,
-        header.name,
-        header.description,
-        axes,
-        contrast,
-        tuple(runs),
-        tuple(notes),
-    )
-
-
-def _spec(draft: Draft) -> SweepSpec:
-    """The sweep section; a file without one has a run for each of its scenarios."""
-    raw = draft.raw.get("sweep", {})
-    if not isinstance(raw, dict):
-        raise draft.source.error("sweep", raw, "expected keys such as grid and seeds")
-    return draft.source.checked(SweepSpec, raw, "sweep")
-
-
-def _usual_contrast(spec: SweepSpec, draft: Draft) -> str | None:
-    if len(draft.overrides) > 1:
-        return "scenario"
-    return "policy" if "policy" in spec.grid else None
-
-
-def _axes(draft: Draft, spec: SweepSpec, swept: tuple[KeyPath, ...]) -> tuple[str, ...]:
-    scenario = ("scenario",) if len(draft.overrides) > 1 else ()
-    seed = ("seed",) if spec.seeds is not None else ()
-    return (*(".".join(key) for key in swept), *scenario, *seed)
+    about = (draft.source.file, draft.header.name, draft.header.description)
+    return SweepPlan(*about, axes, contrast, tuple(runs), tuple(notes))
 
 
 def _seeds(draft: Draft, spec: SweepSpec) -> list[int] | list[None]:
@@ -237,8 +193,7 @@ def describe(value: object) -> str | int | float | bool | None:
 
 
 def coordinates(run: Run, axes: Iterable[str]) -> dict[str, Any]:
-    """A run's coordinates: axis -> cell. For a mapping also its own keys, as
-    ``policy.chunk_size``."""
+    """A run's cell by axis; for a mapping also its own keys, as ``policy.chunk_size``."""
     found: dict[str, Any] = {}
     own: dict[str, Any] = {"scenario": run.name, "seed": run.seed}
     for axis in axes:
@@ -251,8 +206,7 @@ def coordinates(run: Run, axes: Iterable[str]) -> dict[str, Any]:
 
 def axes_rows(plan: SweepPlan) -> list[list[str]]:
     """A row for every axis: its values, and whether they are compared pair by pair."""
-    rows = []
-    cells = [coordinates(run, plan.axes) for run in plan.runs]
+    rows, cells = [], [coordinates(run, plan.axes) for run in plan.runs]
     for axis in plan.axes:
         values = list(dict.fromkeys(str(cell.get(axis)) for cell in cells))
         many = len(values) > _MOST_SHOWN
@@ -277,21 +231,15 @@ _LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")
 
 @lru_cache(maxsize=2)
 def code_fingerprint(*also: str) -> str:
-    """Hash of the code that a result depends on, and of the versions of the numeric libraries.
-
-    The libraries count because random streams, fits and file formats may change with them.
-    ``also`` are further files.
-    """
+    """Hash of the code that a result depends on, of further files, and of the versions of the
+    numeric libraries: random streams, fits and file formats may change with them."""
     files = (path for pattern in (*_CODE, *also) for path in sorted(PACKAGE.glob(pattern)))
     return files_sha256(files, *(f"{library} {version(library)}\n" for library in _LIBRARIES))
 
 
 def run_key(deployment: Deployment, name: str) -> str:
-    """16 hexadecimal digits: the resolved scenario and its ``name``, the content of its files
-    (model, devices, profile bundles, trace, a policy's file), and the code.
-
-    The paths of these files do not matter.
-    """
+    """16 hexadecimal digits: the resolved scenario, its ``name``, the content of its files (model,
+    devices, bundles, trace, policy) whatever their paths, and the code."""
     scenario = shared_keys(deployment.scenario, deployment.scenario.model_dump())
     # Without the devices' keys from which bundles are made: no simulation reads them.
     devices = [asdict(replace(pool.device, fitted=None)) for pool in deployment.pools]

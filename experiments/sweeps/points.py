@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -51,35 +52,26 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
     # Twelve digits, so 0.30000000000000004 is 0.3. Whole numbers become integers, because counts
     # must be integers.
     rounded = [float(f"{number:.12g}") for number in numbers]
-    duplicates = _duplicates(rounded)
-    if duplicates:
+    if (duplicate := _duplicate(rounded)) is not None:
         raise UserError(
-            f"{where}: the range has {len(rounded)} values, but {duplicates[0]:g} more than once: "
+            f"{where}: the range has {len(rounded)} values, but {duplicate[0]:g} more than once: "
             "give fewer, or from and to further apart"
         )
-    if all(number.is_integer() for number in rounded):
-        return [int(number) for number in rounded]
-    return rounded
+    return [*map(int, rounded)] if all(number.is_integer() for number in rounded) else rounded
 
 
 def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
-    """The points of ``spec``, in order. Raises UserError.
-
-    ``sample`` does not draw over ``contrast``: every drawn point has all its values, so that they
-    can be compared.
-    """
+    """The points of ``spec``, in order. Raises UserError. ``sample`` does not draw over
+    ``contrast``: every drawn point has all its values, so that they can be compared."""
     grid = _values(spec.grid, f"{where}.grid")
     for key, axis in spec.grid.items():
         if isinstance(axis, list):
             _refuse_duplicates(axis, f"{where}.grid.{key}")
     zipped = _values(spec.zip, f"{where}.zip")
-    lengths = {key: len(values) for key, values in zipped.items()}
-    if len(set(lengths.values())) > 1:
-        named = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+    if len({len(values) for values in zipped.values()}) > 1:
+        named = ", ".join(f"{key} has {len(values)}" for key, values in zipped.items())
         raise UserError(f"{where}.zip: all keys need the same number of values: {named}")
-    parts: dict[str, list[Point]] = {
-        key: [{key: value} for value in values] for key, values in grid.items()
-    }
+    parts = {key: [{key: value} for value in values] for key, values in grid.items()}
     if zipped:
         rows = zip(*zipped.values(), strict=True)
         parts["zip"] = [dict(zip(zipped, row, strict=True)) for row in rows]
@@ -91,9 +83,12 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     wanted = spec.sample.points if spec.sample else total
     if min(total, wanted) > MOST_RUNS:
         raise UserError(f"{where}: describes {_many(total)} points: at most {MOST_RUNS:,}")
-    _refuse_overlaps(
-        [*grid, *zipped, *dict.fromkeys(k for case in spec.cases for k in case)], where
-    )
+    keys = [*grid, *zipped, *dict.fromkeys(key for case in spec.cases for key in case)]
+    for number, key in enumerate(keys):
+        if key_path(key) is None:
+            raise UserError(f"{where}: {key!r} is not a key path such as cluster.pp")
+        if key in keys[:number]:
+            raise UserError(f"{where}: {key} is swept twice")
     if spec.sample is None:
         return [_joined(combination) for combination in product(*parts.values())]
     drawn = {key: part for key, part in parts.items() if key != contrast}
@@ -121,31 +116,19 @@ def _values(axes: Axes, where: str) -> dict[str, list[Any]]:
     return found
 
 
-def _refuse_overlaps(keys: list[str], where: str) -> None:
-    for number, key in enumerate(keys):
-        if key_path(key) is None:
-            raise UserError(f"{where}: {key!r} is not a key path such as cluster.pp")
-        if key in keys[:number]:
-            raise UserError(f"{where}: {key} is swept twice")
-
-
 def _refuse_duplicates(values: list[Any], where: str) -> None:
-    """Refuse duplicate runs, which would make intervals too narrow."""
-    duplicates = _duplicates(values)
-    if duplicates:
-        raise UserError(f"{where}: value {duplicates[0]!r}: is given twice")
+    if (duplicate := _duplicate(values)) is not None:
+        raise UserError(f"{where}: value {duplicate[0]!r}: is given twice")
 
 
-def _duplicates(values: Iterable[Any]) -> list[Any]:
-    """The duplicate values."""
+def _duplicate(values: Iterable[Any]) -> list[Any] | None:
+    """The first value that was there before, in a list."""
     seen: set[Hashable] = set()
-    found = []
     for value in values:
-        frozen = _frozen(value)
-        if frozen in seen:
-            found.append(value)
+        if (frozen := _frozen(value)) in seen:
+            return [value]
         seen.add(frozen)
-    return found
+    return None
 
 
 def _frozen(value: Any) -> Hashable:
@@ -155,12 +138,10 @@ def _frozen(value: Any) -> Hashable:
 
 
 def _many(count: int) -> str:
-    """A number of points, or its order of magnitude if it is very large."""
     return f"{count:,}" if count <= 10**21 else "more than 10^21"
 
 
 def _nth(parts: Mapping[str, list[Point]], number: int) -> list[Point]:
-    """The ``number``-th combination of the product, whose last part changes fastest."""
     found: list[Point] = []
     for part in reversed(list(parts.values())):
         number, index = divmod(number, len(part))
@@ -177,10 +158,8 @@ _FURTHEST = 1e12
 
 
 class Range(Strict):
-    """Numbers from ``from`` to ``to``, both included: every ``step``, or ``num`` of them.
-
-    ``scale`` log spaces the ``num`` numbers evenly in their logarithm.
-    """
+    """Numbers from ``from`` to ``to``, both included: every ``step``, or ``num`` of them. ``scale``
+    log spaces the ``num`` numbers evenly in their logarithm."""
 
     start: Annotated[float, Field(alias="from", ge=-_FURTHEST, le=_FURTHEST)]
     to: Annotated[float, Field(ge=-_FURTHEST, le=_FURTHEST)]
@@ -197,33 +176,22 @@ class Sample(Strict):
 
 
 # A mistake is reported for the form that the value has, not for every possible form.
-def _axis_form(value: object) -> str:
-    return "<range>" if isinstance(value, dict | Range) else "<list>"
-
-
-def _seeds_form(value: object) -> str:
-    return "<list>" if isinstance(value, list) else "<count>"
-
-
 Axis = Annotated[
     Annotated[Range, Tag("<range>")] | Annotated[list[Any], Tag("<list>")],
-    Discriminator(_axis_form),
+    Discriminator(lambda value: "<range>" if isinstance(value, dict | Range) else "<list>"),
 ]
 Axes = dict[Text, Axis]
 Seeds = Annotated[
     Annotated[list[int], Tag("<list>")] | Annotated[int, Field(ge=1, le=100_000), Tag("<count>")],
-    Discriminator(_seeds_form),
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<count>"),
 ]
 
 
 class SweepSpec(Strict):
-    """The values of each key.
-
-    ``grid`` crosses its keys, ``zip`` combines the values of its keys element by element, ``cases``
-    lists points one by one. The three are crossed with each other, with the file's scenarios and
-    with ``seeds`` (a list, or a number, counted from the file's seed). ``sample`` draws from the
-    points. ``contrast`` is the key, or ``scenario``, whose values are compared pair by pair.
-    """
+    """The values of each key: ``grid`` crosses its keys, ``zip`` combines their values element by
+    element, ``cases`` lists points. The three are crossed with each other, with the file's
+    scenarios and with ``seeds`` (a list, or a number, counted from the file's seed). ``sample``
+    draws from the points. ``contrast``: the key, or ``scenario``, that is compared pair by pair."""
 
     grid: Axes = Field(default_factory=dict)
     zip: Axes = Field(default_factory=dict)
@@ -240,19 +208,19 @@ STEP = 64
 def neighbours(best: int, points: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """The neighbours of the point at place ``best``: for every numeric key the next point below and
     the next above, all other keys equal. Each is a place and the key that differs."""
-    found, there = [], points[best]
+    found, there = list[tuple[str, int]](), points[best]
     for key, value in there.items():
         if not _is_number(value):
             continue
-        others = {
-            place: one[key]
+        others = [
+            (one[key], place)
             for place, one in enumerate(points)
             if _is_number(one.get(key)) and {**one, key: value} == there
-        }
-        below = [place for place in others if others[place] < value]
-        above = [place for place in others if others[place] > value]
-        found += [(key, max(below, key=lambda place: others[place]))] if below else []
-        found += [(key, min(above, key=lambda place: others[place]))] if above else []
+        ]
+        below = [each for each in others if each[0] < value]
+        above = [each for each in others if each[0] > value]
+        found += [(key, max(below, key=itemgetter(0))[1])] if below else []
+        found += [(key, min(above, key=itemgetter(0))[1])] if above else []
     return found
 
 
@@ -268,21 +236,19 @@ def halfway(one: float, other: float) -> float | None:
 
 def apart(best: int, points: Sequence[Mapping[str, Any]]) -> list[int]:
     """The places of those neighbours of the best point that leave a value between."""
-    return [
-        place
-        for key, place in neighbours(best, points)
-        if halfway(points[best][key], points[place][key]) is not None
-    ]
+    return [place for place, _ in _halves(best, points)]
 
 
 def between(best: int, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The new points halfway between the best point and its neighbours."""
-    there = points[best]
-    return [
-        {**there, key: middle}
-        for key, place in neighbours(best, points)
-        if (middle := halfway(there[key], points[place][key])) is not None
-    ]
+    return [point for _, point in _halves(best, points)]
+
+
+def _halves(best: int, points: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Point]]:
+    for key, place in neighbours(best, points):
+        middle = halfway(points[best][key], points[place][key])
+        if middle is not None:
+            yield place, {**points[best], key: middle}
 
 
 def in_order(points: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -292,11 +258,12 @@ def in_order(points: Sequence[Mapping[str, Any]]) -> list[int]:
         values = [point[key] for point in points if key in point]
         numbers = sorted(value for value in values if _is_number(value))
         ranks[key] = [*(value for value in values if not _is_number(value)), *numbers]
-    places = [
-        [ranked.index(one[key]) if key in one else -1 for key, ranked in ranks.items()]
-        for one in points
-    ]
-    return sorted(range(len(points)), key=lambda place: places[place])
+
+    def order(place: int) -> list[int]:
+        one = points[place]
+        return [ranked.index(one[key]) if key in one else -1 for key, ranked in ranks.items()]
+
+    return sorted(range(len(points)), key=order)
 
 
 def _is_number(value: object) -> bool:

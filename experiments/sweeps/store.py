@@ -70,12 +70,9 @@ class Store:
 
     @contextmanager
     def locked(self, busy: str | None = None) -> Iterator[None]:
-        """Lock the folder against other sweeps. Raises UserError if another sweep works in it,
-        with the line ``busy`` or a line about the folder.
-
-        With the lock, remove the files that a killed process left half-written: without it, another
-        sweep may be writing them now.
-        """
+        """Lock the folder against other sweeps. Raises UserError if another sweep works in it, with
+        the line ``busy`` or a line about the folder. With the lock, remove the files that a killed
+        process left half-written: without it, another sweep may be writing them now."""
         try:
             lock = FolderLock(self.folder)
         except FolderBusyError as error:
@@ -94,22 +91,14 @@ class Store:
         return {entry.name for entry in os.scandir(self.runs) if not entry.name.startswith(".")}
 
     def intact(self, keys: Iterable[str], say: Callable[[str], object]) -> set[str]:
-        """The keys whose runs are finished, with every file unchanged.
-
-        A damaged folder is moved away, so that its run is repeated and no edit is lost; ``say``
-        gets a message. Files added to a folder stay. Raises OSError.
-        """
-        found = set()
-        for key in sorted(self.finished().intersection(keys)):
-            damage = _damage(self.runs / key)
-            if damage:
-                target = self._move_away(key)
-                say(
-                    f"run {key} is damaged ({damage}) and is done again; "
-                    f"its old folder is now {target}"
-                )
-            else:
-                found.add(key)
+        """The keys whose runs are finished, with every file unchanged. A damaged folder is moved
+        away, so that no edit is lost; ``say`` gets a message. Raises OSError."""
+        found = self.finished().intersection(keys)
+        for key in sorted(found):
+            if damage := _damage(self.runs / key):
+                found.remove(key)
+                again = f"run {key} is damaged ({damage}) and is done again"
+                say(f"{again}; its old folder is now {self._move_away(key)}")
         return found
 
     def _move_away(self, key: str) -> Path:
@@ -156,13 +145,11 @@ class Store:
         path = self.runs / key / SUMMARY
         try:
             summary = json.loads(regular(path).read_bytes())["scenarios"][name]
+            if not isinstance(summary, dict):
+                raise ValueError(f"{name} has no numbers")
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(
-                f"{path}: damaged ({one_line(error)}): remove the folder {path.parent} and give "
-                "--resume"
-            ) from None
-        if not isinstance(summary, dict):
-            raise UserError(f"{path}: damaged: remove {path.parent} and give --resume")
+            hint = f"remove the folder {path.parent} and give --resume"
+            raise UserError(f"{path}: damaged ({one_line(error)}): {hint}") from None
         return summary
 
     def replace(self, name: str, content: bytes) -> None:
@@ -171,9 +158,6 @@ class Store:
 
 
 def _damage(folder: Path) -> str:
-    """The changes in a run's folder since it was written, as text; empty if there are none."""
-    manifest = read_manifest(folder)
-    if manifest is None:
+    if (manifest := read_manifest(folder)) is None:
         return f"it has no {MANIFEST}, or one that cannot be read"
-    found = differences(folder, manifest)
-    return str(replace(found, foreign=[]))
+    return str(replace(differences(folder, manifest), foreign=[]))

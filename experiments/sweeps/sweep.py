@@ -38,21 +38,14 @@ class Sweep:
 
     @cached_property
     def given(self) -> list[str]:
-        """The swept keys that are a load: the model, keys of the workload, and the scenario if its
-        workload differs."""
+        """The swept keys that are a load; the scenario is if its workload differs."""
         if "scenario" not in self.axes:
             return [axis for axis in self.axes if axis.partition(".")[0] in _GIVEN]
         named = self.table.groupby("name", sort=False)["run"].first()
         own = [self.configured(run, str(name)) for name, run in named.items()]
-        load = any(
-            {key: one.get(key) for key in _GIVEN} != {key: own[0].get(key) for key in _GIVEN}
-            for one in own
-        )
-        return [
-            axis
-            for axis in self.axes
-            if axis.partition(".")[0] in _GIVEN or (load and axis == "scenario")
-        ]
+        loads = [{key: one.get(key) for key in _GIVEN} for one in own]
+        given = (*_GIVEN, "scenario") if any(load != loads[0] for load in loads) else _GIVEN
+        return [axis for axis in self.axes if axis.partition(".")[0] in given]
 
     @cached_property
     def chosen(self) -> list[str]:
@@ -113,8 +106,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """The finished runs in the folder of a sweep. Raises UserError if there are none, or if it is
-    damaged."""
+    """The finished runs of a sweep. Raises UserError if there are none, or it is damaged."""
     table, summary = read_table(folder), read_summary(folder)
     axes: Any = summary.get("axes")
     contrast: Any = summary.get("contrast")
@@ -148,21 +140,17 @@ def varying(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
 
 
 def called(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """The values of each row in words: ``TP 4, PP 2``; of a row without any: ``no speculative
-    decoding``."""
-    columns = [
-        ["" if pd.isna(value) else _word(axis, value) for value in table[axis]] for axis in axes
-    ]
+    """The values of each row in words: ``TP 4, PP 2``; or ``no speculative decoding``."""
     if not axes:
         return [""] * len(table)
+
+    def word(axis: str, value: Any) -> str:
+        text = "" if pd.isna(value) else value_name(value)
+        return text if not text or isinstance(value, str) else parameter(axis).called(text)
+
+    columns = ([word(axis, value) for value in table[axis]] for axis in axes)
     nothing = f"no {parameter(axes[0]).name}"
     return [", ".join(filter(None, row)) or nothing for row in zip(*columns, strict=True)]
-
-
-def _word(axis: str, value: Any) -> str:
-    """A value beside its key: ``TP 4``; a text alone."""
-    text = value_name(value)
-    return text if isinstance(value, str) else parameter(axis).called(text)
 
 
 def grouped(table: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -63,4 +64,5 @@ def swept(
     """Do the sweep, or go on with it, in a folder."""
     store = Store(folder)
     store.open(resume)
-    return execute(plan, store, backend, say=say)
+    with closing(backend):
+        return execute(plan, store, backend, say=say)

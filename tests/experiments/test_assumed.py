@@ -8,7 +8,6 @@ import html
 import json
 import re
 import shlex
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from sarathi_sim.experiments.capacity import options
 from sarathi_sim.experiments.capacity.answer import said_of
-from sarathi_sim.experiments.capacity.options import Option, Wanted, layouts
+from sarathi_sim.experiments.capacity.options import Option, Wanted
 from sarathi_sim.experiments.capacity.recommend import doubts_by_name
 from sarathi_sim.experiments.config.assumptions import assumed
 from sarathi_sim.experiments.config.deployment import Deployment
@@ -100,25 +99,6 @@ def test_settings_that_are_varied_are_no_assumption() -> None:
     assert "max_num_seqs" not in line and "max_num_batched_tokens 2048" in line
 
 
-GAMMA = "Gamma-distributed gaps, coefficient of variation"
-LOOP = "at a time: a client sends its next request when it has its answer"
-
-
-@pytest.mark.parametrize(
-    ("arrivals", "searched", "told"),
-    [
-        ({"kind": "poisson", "rate": 3}, None, "Poisson, 3 requests/s"),
-        ({"kind": "poisson", "rate": 3}, "rate", "Poisson; the rate is searched"),
-        ({"kind": "at_once"}, None, "all arrive at once"),
-        ({"kind": "at_once"}, "rate", "Poisson; the rate is searched"),
-        ({"kind": "gamma", "rate": 2, "cv": 0.5}, None, f"{GAMMA} 0.5, 2 requests/s"),
-        ({"kind": "closed_loop", "clients": 7}, None, f"7 {LOOP}"),
-    ],
-)
-def test_arrivals_in_words(arrivals: dict[str, Any], searched: str | None, told: str) -> None:
-    assert lines(deployed(workload__arrivals=arrivals), searched)["arrivals"] == told
-
-
 def test_lines_of_some_say_of_which_and_stand_together() -> None:
     """Many that differ in numbers are one."""
     notes = {name: ["traffic: short", "engine: a"] for name in ("one", "two")}
@@ -157,34 +137,6 @@ def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
     assert not any("Azure" in line for line in answered(shipped).assumed)
 
 
-def test_prices_and_what_was_not_tried_are_said() -> None:
-    _, prices, *_, not_tried = answered(wanted(model="llama-3.1-8b", workload="9:9")).assumed
-    assert prices == "prices: USD of 2026-01-01, assumed"
-    assert not_tried == (
-        "not tried: token budgets but 2048; sequence limits but 256; formats but fp8_block; "
-        "stacks but vllm; speculation (--speculation); prefill and decode workers (--pools); any "
-        "other setting of the engine"
-    )
-    pooled = replace(wanted(model="llama-3.1-8b"), pools=True).not_tried
-    assert "--pools" not in pooled and "workers with pipeline stages" in pooled
-
-
-def test_expert_parallelism_is_a_layout_of_mixtures() -> None:
-    shapes = [
-        (tree["cluster"]["tp"], tree["cluster"].get("expert_parallel"), point["layout"])
-        for point, tree in layouts(wanted(model="deepseek-v3", workload="1024:128"))
-        if tree["cluster"]["pp"] == 1 and "dp" not in tree["cluster"]
-    ]
-    assert shapes == [
-        (1, None, "TP 1 budget 2048"),
-        *((2, False, "TP 2 budget 2048"), (2, True, "TP 2 EP budget 2048")),
-        *((4, False, "TP 4 budget 2048"), (4, True, "TP 4 EP budget 2048")),
-        *((8, False, "TP 8 budget 2048"), (8, True, "TP 8 EP budget 2048")),
-    ]
-    dense = layouts(wanted(model="llama-3.1-8b", workload="1024:128"))
-    assert not any("expert_parallel" in tree["cluster"] for _, tree in dense)
-
-
 # fp8 -----------------------------------------------------------------------------------------
 
 
@@ -203,12 +155,6 @@ def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
     assert not any("fp8_block" in one for one in run_section(found["fp8_block"]).warnings)
     narrow = found["fp8_block"]["scenarios"]["mixture"]["makespan_s_band"]
     assert narrow[1] / narrow[0] < min(1.2, 0.7 * high / low)
-
-
-def test_check_warns_of_fp8_experts_and_says_what_is_assumed(write_config: Any) -> None:
-    config = write_config(json.dumps(MIXTURE | {"dtype": "fp8"}))
-    said = called("run", "--dry-run", config).stdout
-    assert "\n  traffic " in said and "give dtype fp8_block" in said
 
 
 def test_recommend_warns_of_fp8_even_where_it_was_dropped() -> None:

@@ -64,8 +64,6 @@ VLLM_MEANS: dict[str, Any] = {
     "endpoint_type": "vllm",
     "backend": "vllm",
     "label": None,
-    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
-    "num_prompts": 3,
     "request_rate": 4.0,
     "burstiness": 0.5,
     "max_concurrency": 8,
@@ -74,20 +72,16 @@ VLLM_MEANS: dict[str, Any] = {
     "failed": 0,
     "total_input_tokens": 600,
     "total_output_tokens": 6,
-    "request_throughput": 3 / 0.56,
     "request_goodput": None,
     "output_throughput": 6 / 0.56,
     "mean_ttft_ms": 60.0,
-    "median_ttft_ms": 60.0,
     "mean_tpot_ms": 20.0,
-    "mean_itl_ms": 20.0,
 }
 LISTS: dict[str, Any] = {
     "input_lens": [100, 200, 300],
     "output_lens": [3, 1, 2],
     "ttfts": [0.05, 0.06, 0.07],
     "itls": [[0.01, 0.03], [], [0.02]],
-    "generated_texts": ["a", "b", "c"],
     "errors": ["", "", ""],
 }
 VLLM = VLLM_MEANS | LISTS | {"start_times": [1.0, 1.5, 1.25]}
@@ -112,12 +106,9 @@ def record(start_ns: int, prompt: int, output: int, ttft: float, latency: float)
         "output_sequence_length": (output, "tokens"),
         "time_to_first_token": (ttft, "ms"),
         "request_latency": (latency, "ms"),
-        "inter_chunk_latency": ([20.0] * (output - 1), "ms"),
     }
     return {
         "metadata": {
-            "session_num": 0,
-            "x_request_id": "4990ce7e",
             "request_start_ns": start_ns,
             "request_end_ns": start_ns + round(latency * 1e6),
             "benchmark_phase": "profiling",
@@ -137,7 +128,6 @@ AIPERF = [
 ]
 GENAI_PERF: dict[str, Any] = {
     "request_throughput": {"unit": "requests/sec", "avg": 3 / 0.56},
-    "request_latency": {"unit": "ms", "avg": 80.0, "p50": 90.0},
     "request_count": {"unit": "count", "avg": 3.0},
     "time_to_first_token": {"unit": "ms", "avg": 60.0, "p50": 60.0},
     "inter_token_latency": {"unit": "ms", "avg": 20.0},
@@ -265,7 +255,6 @@ def test_later_turns_of_conversations_are_named(
             ("AIPerf", 4.0, 1.0, None),
         ),
         (summary({"type": "concurrency", "concurrency": 16}), ("AIPerf", None, 1.0, 16)),
-        (summary({"type": "concurrency"}), ("AIPerf", None, 1.0, 1)),
         (summary({"type": "gamma", "rate": 4.0, "smoothness": 2.0}), ("AIPerf", 4.0, 2.0, None)),
         (
             summary(
@@ -308,7 +297,6 @@ def test_means_of_other_tools(save: Save) -> None:
         ({"type_": "synchronous"}, (None, 1.0, 1)),
         ({"type_": "concurrent", "streams": 2}, (None, 1.0, 2)),
         ({"type_": "throughput", "max_concurrency": 512}, (None, 1.0, None)),
-        ({"type_": "throughput"}, (None, 1.0, None)),
         ({"type_": "constant", "rate": 4.0}, (4.0, inf, None)),
         (POISSON, (4.0, 1.0, None)),
     ],
@@ -362,10 +350,7 @@ def test_arrivals_that_were_not_recorded(save: Save) -> None:
         ([VLLM | {"errors": ["", "refused", ""], "start_times": [1.0, 0.0, 1.25]}], "vLLM"),
         ([VLLM | {"output_lens": [3, 0, 2], "errors": None}], "vLLM"),
         ([AIPERF[0], AIPERF[1] | {"metrics": {}, "error": {"code": 499}}, AIPERF[2]], "AIPerf"),
-        (
-            [AIPERF[0], {"metadata": {"was_cancelled": True}, "metrics": {}}, AIPERF[2]],
-            "AIPerf",
-        ),
+        ([AIPERF[0], {"metadata": {"was_cancelled": True}, "metrics": {}}, AIPERF[2]], "AIPerf"),
         ([report(guidellm(POISSON, CALLS[::2], successful=2, errored=1))], "guidellm"),
         ([report(guidellm(POISSON, CALLS[::2], successful=2, incomplete=1))], "guidellm"),
     ],
@@ -408,47 +393,27 @@ def unstreamed(line: dict[str, Any]) -> dict[str, Any]:
     [
         ([], "(?s)is not the file of a load tool.*vllm bench.*sglang.*aiperf profile.*guidellm be"),
         ([{"some": "file"}], "is not the file of a load tool .*: it has the keys 'some'; these"),
-        ([{"metrics": {"http_req_duration": {}}}], "it has the keys 'metrics'"),  # k6
         ([[1, 2]], "it does not begin with a JSON object"),
         ([{"experiments": [{"requests": []}]}], r"no token counts: give the \*_genai_perf.json"),
         ([{**VLLM, "ttfts": [0.1, float("nan"), 0.1]}], "line 1: ttfts.1: .* finite number"),
-        ([{**VLLM, "ttfts": [0.1, -1.0, 0.1]}], "ttfts.1: .* at least 0"),
         ([{**VLLM, "ttfts": [0.0, 0.1, 0.1]}], "a time to first token is 0"),
-        ([{**VLLM, "itls": [[0.1], ["x"], []]}], "itls.1.0: .*must be a number"),
         ([{**VLLM, "itls": [[0.1]] * 100_000}], "itls: must have 3 entries, as input_lens has"),
         ([{**VLLM, "start_times": [1.0]}], "start_times: must have 3 entries"),
-        ([{**VLLM, "errors": []}], "errors: must have 3 entries"),
         ([{**VLLM, "output_lens": [0, 0, 0]}], r"no requests that succeeded \(3 failed\)"),
         ([{**VLLM, "input_lens": [10**400, 1, 1]}], "input_lens.0: .* at most 16777216"),
         ([{**VLLM, "request_rate": float("nan")}], "request_rate: .* more than 0"),
-        ([{**SGLANG_MEANS, "request_rate": "trace"}], "request_rate: .*must be a number"),
         ([{**VLLM_MEANS, "completed": 0, "failed": 9}], r"no requests that succeeded \(9 failed\)"),
         ([{**VLLM_MEANS, "completed": 1.5}], "completed: .* a whole number"),
-        ([{**VLLM_MEANS, "mean_ttft_ms": "60"}], "mean_ttft_ms: .*must be a number"),
-        ([{**VLLM_MEANS, "mean_ttft_ms": float("nan")}], "mean_ttft_ms: .*finite"),
-        (
-            [SGLANG_MEANS, SGLANG_MEANS | {"duration": None}],
-            "line 2: duration: value null: must be a number",
-        ),
+        ([SGLANG_MEANS, SGLANG_MEANS | {"duration": None}], "line 2: duration: value null: must b"),
         ([served(prompt=0)], "line 1: input_toks: "),
         ([served(), served(queued=2.0, first=1.0)], "line 2: .*must follow"),
-        ([{"input_toks": 1, "output_toks": 1}], "line 1: queued_ts: this key is missing"),
-        ([AIPERF[0], 5], "line 2: must be an object"),
         ([AIPERF[0], {"metrics": {}}], "line 2: metadata.request_start_ns: this key is missing"),
         ([unstreamed(AIPERF[0])], "first_token.value: this key is missing: answers must be strea"),
-        (
-            [changed(AIPERF[0], "time_to_first_token", unit="sec")],
-            "metrics.time_to_first_token.unit: value 'sec': one of ms",
-        ),
+        ([changed(AIPERF[0], "time_to_first_token", unit="sec")], "metrics.time_to_first_token.un"),
         ([changed(AIPERF[0], "request_latency", value=1.0)], "ends before the first token"),
         ([AIPERF[1] | {"error": {"type": "x"}}], r"no requests that succeeded \(1 failed\)"),
-        (
-            [GENAI_PERF | {"time_to_first_token": {"avg": 1.0}}],
-            "time_to_first_token.unit: this key is missing",
-        ),
         ([summary({"type": "fixed_schedule"})], "input_config.phases.0.type: .*: one of conc"),
         ([{"benchmarks": []}], "benchmarks: .*at least 1 item"),
-        ([{"benchmarks": [5]}], "benchmarks.0: .*must be keys and values"),
         ([report(guidellm({"type_": "no"}))], r"benchmarks.0: config.strategy.type_: .*, poisson"),
         (
             [report(guidellm(POISSON, [CALLS[0] | {"time_to_first_token_ms": None}] * 3))],

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import answer as asking
 from sarathi_sim.experiments.capacity import search as searching
 from sarathi_sim.experiments.capacity import slo as slos
@@ -537,7 +536,6 @@ def test_the_command(tmp_path: Path) -> None:
     done = called(*words)
     content = json.loads(done.stdout)
     assert content == summary_of(out)
-    assert [one["name"] for one in content["deployments"]] == ["batch 2", "batch 6"]
     for one in content["deployments"]:
         assert one["interval"][0] <= one["capacity"] <= one["interval"][1]
         assert one["capacity"] <= one["saturation"]
@@ -548,23 +546,10 @@ def test_the_command(tmp_path: Path) -> None:
         assert less < 0.97 < 1.03 < more, "ops are known to about 5 %"
         shares = [[end / one["capacity"] for end in one[key]] for key in ("interval", "band")]
         logs = np.log([*shares, np.exp(np.array([-1, 1]) * capacity_error().half_width["dense"])])
-        whole = one["capacity"] * np.exp(
-            [-np.hypot.reduce(logs[:, 0]), np.hypot.reduce(logs[:, 1])]
-        )
-        assert one["uncertainty"] == pytest.approx(whole)
-        assert one["binds"]["slo"] in ("p90 ttft 500ms", "mean tbt 100ms", "overload")
-        cost = asking.per_million_tokens(
-            asking.load_prices(None).of("a6000"), 1, 8 * one["capacity"]
-        )
-        assert one["per_million_output_tokens"] == pytest.approx(cost, rel=1e-4)
-    assert content["prices"]["mark"] == "assumed"
-    assert any(line.startswith("prices: USD") for line in content["assumptions"])
-    assert "\nAssumed\n  traffic " in done.stderr and "\n  prices " in done.stderr
+        whole = np.hypot.reduce(logs, axis=0) * [-1, 1]
+        assert one["uncertainty"] == pytest.approx(one["capacity"] * np.exp(whole))
+    assert pd.read_csv(out / "headroom.csv")["p90 ttft 500ms, part of the limit"].max() > 1
     assert (out / "figures" / "pareto_cost_slo.svg").is_file()
-    table = pd.read_csv(out / "headroom.csv")
-    assert set(table["deployment"]) == {"batch 2", "batch 6"}
-    assert table["p90 ttft 500ms, part of the limit"].max() > 1
-    assert (out / "figures" / "headroom.png").is_file()
     probes = pd.read_parquet(out / "probes" / "results.parquet")
     assert len(probes) == content["probes"]
 
@@ -629,22 +614,3 @@ def test_a_crossing_knows_its_slope() -> None:
         return Probed(Probe(load, 0, 1), "", {}, verdict)
 
     assert Crossing(1.0, probed(1.0, 0.9), probed(1.1, 0.9 * 1.1**4)).slope == pytest.approx(4)
-
-
-@pytest.mark.slow
-def test_the_number_of_replications_moves_no_capacity() -> None:
-    """Once 23.0 of 3, 20.9 of 10 and 17.4 of 100 replications, beside the interval of the mean."""
-    lengths = {"kind": "uniform", "min": 100, "max": 900}
-    tree = {"name": "cap", "model": "llama-3-8b", "device": "a100-80g-sxm",
-            "workload": {"lengths": lengths, "pd_ratio": 4}, "cluster": {"max_length": 1024},
-            "policy": {"name": "vllm", "max_num_batched_tokens": 512}}  # fmt: skip
-    asked, found = {"slo": "p90 ttft 0.5s", "tolerance": 0.02, "requests": 200}, {}
-    for count in (5, 10, 30):
-        section = {**asked, "replications": {"least": count, "most": count}}
-        (one,) = capacity(tree | {"capacity": section}, bands=False)["deployments"]
-        low, high = one["interval"]
-        assert low <= one["capacity"] <= high
-        found[count] = one["capacity"], low, high
-    assert found[5][0] == pytest.approx(found[30][0], rel=0.05)
-    assert found[10][0] == pytest.approx(found[30][0], rel=0.03)
-    assert found[10][1] <= found[30][0] <= found[10][2]

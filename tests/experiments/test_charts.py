@@ -48,7 +48,7 @@ from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.report.sweep_charts import sweep_charts
 from sarathi_sim.experiments.report.timeline import StageSlices, Window, joined
 from sarathi_sim.experiments.results import Tables
-from sarathi_sim.experiments.run.experiment import ExperimentResult, simulate_all, tables_of
+from sarathi_sim.experiments.run.experiment import ExperimentResult, simulate_all
 from sarathi_sim.experiments.sweeps.sweep import read_sweep
 from sarathi_sim.profiler.bundle.schema import load_bundle
 from sarathi_sim.simulator.confidence.bands import fit_band
@@ -218,7 +218,7 @@ def test_bubbles_are_drawn_where_there_is_a_pipeline(stages: int) -> None:
 
 def test_the_curves_show_the_numbers_of_the_table(outcome: ExperimentResult) -> None:
     """Medians and tails as in the summary, for requests after the warm-up of a steady run."""
-    tables = tables_of(outcome.runs)
+    tables = outcome.tables
     for key in ("ttft_s", "latency_s", "tbt_s"):
         for line, (name, ran) in zip(cdf(key, tables).series, outcome.runs.items(), strict=True):
             assert ran.summary["steady"]["state"] == "steady"

@@ -22,15 +22,6 @@ from tests.experiments.small_config import ROOT, SMALL, Write, called, refused, 
 COMMANDS = [name for names in GROUPS.values() for name in names]
 
 
-@pytest.mark.slow
-def test_run_prints_tables(write_config: Write, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    told = called("run", write_config(SMALL), "--out", out, "--verbose").stdout
-    for expected in ("Two schedulers on a small load.", "makespan", "speedup", "1.50", str(out)):
-        assert expected in told
-    assert (out / "figures" / "timeline.svg").is_file()
-
-
 def test_json_is_one_object_and_nothing_else(write_config: Write, tmp_path: Path) -> None:
     out = tmp_path / "run"
     done = called("run", write_config(SMALL), "--out", out, "--no-figures", "--json")
@@ -50,26 +41,11 @@ def test_json_is_one_object_and_nothing_else(write_config: Write, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["run", "CONFIG", "--set", "cluster.pp=0"], "--set cluster.pp: value 0: must be at least"),
-        (["run", "absent.yaml"], "absent.yaml: no such file"),
-        (["run", "CONFIG", "--window", "x"], "--window x: expected START:LENGTH"),
-        (
-            ["run", "--dry-run", "CONFIG", "--set", "model=gpt4"],
-            "--set model: unknown model 'gpt4'",
-        ),
         (["plot", "absent"], "absent: no such folder"),
         (["list", "support", "--model", "llama-14b"], "did you mean llama-13b"),
-        (
-            ["lab", "calibrate", "--datasets", "absent"],
-            "--datasets names absent, which is not a folder",
-        ),
-        (["run", "CONFIG", "--out", "."], "--out .: the command runs in this folder"),
-        (
-            ["lab", "reproduce", "--out", "small.yaml"],
-            "--out small.yaml: exists and is not a folder",
-        ),
+        (["lab", "calibrate", "--datasets", "absent"], "--datasets names absent, which is not a f"),
+        (["lab", "reproduce", "--out", "small.yaml"], "--out small.yaml: exists and is not a fold"),
         (["lab", "calibrate", "--report", "--write"], "--write: does not go with --report"),
-        (["run", "CONFIG", "--sett", "seed=1"], "No such option"),
     ],
 )
 def test_user_errors(
@@ -88,38 +64,6 @@ def test_user_errors(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("list models", "gpt3-175b"),
-        ("list devices", "a100-80g-sxm"),
-        ("list devices", "sglang, trtllm, vllm"),
-        ("list policies", "chunk_size=256, tile=128, chunk_rule=fill"),
-        ("list policies", "case=best (or worst, unconstrained)"),
-        ("lab calibrate --report --device a6000", "roofline alone"),  # it needs no datasets
-        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "gemm fp8"),
-        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "missed"),
-        ("lab calibrate --report --stack vllm --device h100-80g-sxm", "met"),
-        ("--help", "--install-completion"),
-    ],
-)
-def test_lists(words: str, expected: str) -> None:
-    assert expected in called(*words.split()).stdout
-
-
-def test_check_says_what_would_run_and_version(write_config: Write) -> None:
-    told = called("run", "--dry-run", write_config(SMALL)).stdout
-    assert "small.yaml: good" in told and "8 x 8 x 1" in told
-    assert called("--version").stdout.strip()
-
-
-@pytest.mark.slow
-def test_every_command_has_help_with_an_example() -> None:
-    for command in COMMANDS:
-        told = called(command, "--help").stdout
-        assert "Examples:" in told and f"sarathi-sim {command}" in told, command
-
-
 def test_the_commands_stand_in_groups_and_none_is_cut_off() -> None:
     done = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
     assert done.exit_code == 0
@@ -133,11 +77,6 @@ def test_the_commands_stand_in_groups_and_none_is_cut_off() -> None:
     for title, names in GROUPS.items():
         assert [name for name in found[f"{title}:"] if name != "lab"] == list(names)
     assert [*COMMANDS, "lab"] == list(typer.main.get_command(app).commands)
-
-
-def test_a_list_of_degrees_is_given_as_one_writes_it() -> None:
-    wrong = called("profile", "--model", "tiny-llama-40m", "--tp", "1", "x", code=2)
-    assert "Invalid value for '--tp'" in wrong.output
 
 
 def test_module_runs_like_the_command_and_help_imports_nothing_heavy() -> None:
@@ -172,17 +111,15 @@ def test_an_old_name_says_the_new_one(words: str, now: str) -> None:
     assert now in " ".join(called(*words.split(), code=2).stderr.split())
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_page_of_help_fits_one_screen(command: str) -> None:
-    done = CliRunner().invoke(app, [command, "--help"], terminal_width=100)
-    assert len(done.stdout.splitlines()) <= 60
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_the_library_function(name: str) -> None:
-    """One name and one docstring; its options are parameters, with what they say and default to."""
+    """One name and one docstring; its options are parameters, with what they say and default to.
+    The page of help fits one screen and has examples."""
     function = getattr(sim, {"list": "list_"}.get(name, name))
     page = " ".join(called(name, "--help").stdout.split())
+    narrow = CliRunner().invoke(app, [name, "--help"], terminal_width=100).stdout
+    assert len(narrow.splitlines()) <= 60
+    assert "Examples:" in page and f"sarathi-sim {name}" in page
     first, *_ = (function.__doc__ or "").split("\n\n")
     assert " ".join(first.split()) in page
     for key, one in signature(function).parameters.items():

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
 from sarathi_sim.experiments.config.scenario import Scenario
@@ -23,20 +21,15 @@ from tests.sampled import profile_folder
 IN_FILE = [
     ("seed: 7", "sede: 7", "small.yaml: sede: unknown key (did you mean seed?)"),
     ("seed: 7", "seed: -1", "small.yaml: seed: value -1: must be at least 0"),
-    ("seed: 7", "seed: 7.5", "small.yaml: seed: value 7.5: must be a whole number"),
     ("pd_ratio: 5", "pd_ratio: .nan", "workload.pd_ratio: value nan: must be a finite number"),
-    ("pd_ratio: 5", "pd_ratio: five", "workload.pd_ratio: value 'five': must be a number"),
     ("  pd_ratio: 5\n", "", "workload.pd_ratio: this key is missing"),
     ("min: 200", "mni: 200", "workload.lengths.mni: unknown key (did you mean min?)"),
     ("kind: uniform", "kind: zipff", "workload.lengths.kind: value 'zipff': one of zipf, "),
-    ("kind: uniform, ", "", "workload.lengths.kind: this key is missing; one of zipf, "),
     ("max: 600", "max: 100", "workload.lengths.max: value 100: must be at least min"),
     ("max: 600", "max: 2000", "cluster.max_length: value 1024: request"),
     ("max_batch: 4", "max_batch: 500", "batching.max_batch: value 500: does not fit: must be"),
     ("case: best", "case: bset", "policy.case: value 'bset': one of best, worst, uncon"),
     ("case: best", "case: bset", "(did you mean best?)"),
-    ("chunk_size", "chunksize", "scenarios.sarathi.policy.chunksize: unknown key (did you"),
-    ("name: sarathi,", "name: sarathy,", "scenarios.sarathi.policy.name: value 'sarathy': one"),
     ("  orca: {}", "  orca: 3", "scenarios.orca: value 3: expected keys and values"),
     ("  orca: {}", "  ../orca: {}", "scenarios: value '../orca': a name is 1 to 64 letters"),
     ("  orca: {}", "  figures: {}", "scenarios: value 'figures': this name is taken"),
@@ -45,27 +38,20 @@ IN_FILE = [
     ("name: small", "name: a/b", "small.yaml: name: value 'a/b': must be 1 to 64 letters"),
     ("[orca, sarathi]", "[orca, sarathu]", "compare.speedup.over: value 'sarathu': one of"),
     ("pp: 8", "pp: 97", "cluster.pp: value 97: must be at most 96, the layers of gpt3-175b"),
-    ("tp: 8", "tp: 7", "cluster.tp: value 7: gpt3-175b: tp 7 does not divide num_heads (96)"),
     ("tp: 8, pp: 8", "tp: 1, pp: 1", "cluster: gpt3-175b does not fit: stage 0 of 1 holds"),
     ("gpt3-175b", "gpt3-175", "small.yaml: model: unknown model 'gpt3-175' (did you mean"),
-    ("a100-80g-sxm", "a100", "device 'a100': may be a100-40g-sxm or a100-80g-sxm"),
     ("a100-80g-sxm", "h100-80g-sxm", "h100-80g-sxm has no op times without a stack: name one"),
     ("gpt3-175b", "qwen-72b\nprofiles: mine", "without profiles the calibrated model of a100-80"),
     ("pp: 8,", "pp: 8, layers_per_stage: [96],", "layers_per_stage: value [96]: must be 8 num"),
     ("seed: 7", "seed: 7\nseed: 8", "small.yaml: line 4: key 'seed' is given twice"),
     ("seed: 7", "seed: &a 7\nprofiles: *a", "line 4: aliases (*name) are not allowed"),
-    ("seed: 7", "seed: [7", "small.yaml: line "),
-    ("seed: 7", "7: seed", "small.yaml: 7: unknown key"),
     ("seed: 7", "seed: !!python/name:os.system", "not valid YAML: the tag !!python/name:os.sy"),
     (SMALL, "- a\n- b\n", "small.yaml: expected keys and values"),
     (SMALL, "[" * 5000, "small.yaml: line 1: not valid YAML: nested too deep"),
 ]
 SET = [
-    ("cluster.ppp=3", "--set cluster.ppp: unknown key (did you mean pp?)"),
-    ("clutser.pp=3", "--set clutser: unknown key (did you mean cluster?)"),
     ("seed", "--set seed: expected KEY.PATH=VALUE"),
     ("seed\n3", "--set seed 3: expected KEY.PATH=VALUE"),
-    ("seed.x=3", "--set seed: value {'x': 3}: must be a whole number"),
     ("cluster.pp=[", "--set cluster.pp=[: "),
     ("scenarios.sarathi.policy.chunk_size=0", "--set scenarios.sarathi.policy.chunk_size: value 0"),
     ("scenarios.sarathy.seed=0", "no scenario is called sarathy (did you mean sarathi?); there"),
@@ -75,7 +61,6 @@ SET = [
     ("cluster={tp: 8, gpus_per_node: 3}", "value 8: must be at most 3, the GPUs of a node, or a"),
     ("batching.kv_reservation=declared", "kv_reservation: value 'declared': has no effect: "),
     ("compare.speedup.metric=mpsan", "--set compare.speedup.metric: value 'mpsan': mpsan is"),
-    ("seed=2024-01-01", "--set seed: value '2024-01-01': must be a whole number"),
     ("engine.op_scale.attention=2", "engine.op_scale"),
     ("workload.system_prompts.a={share: 0.5, token: 9}", "token: unknown key (did you mean tok"),
     ("workload.system_prompts.a b={share: 0.5, tokens: 9}", "value 'a b': must be 1 to 64 lett"),
@@ -188,28 +173,6 @@ def test_shipped_configs_are_good(name: str) -> None:
             deploy_all(experiment)
     else:
         deploy_all(experiment)
-
-
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-trees = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=5,
-)
-KEYS = [*Scenario.model_fields, "name", "scenarios", "compare", "description"]
-
-
-@given(st.sampled_from(KEYS), trees)
-def test_no_value_breaks_the_checks(
-    tmp_path_factory: pytest.TempPathFactory, key: str, value: object
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
-    content = {**yaml.safe_load(SMALL), key: value}
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    try:
-        deploy_all(load_experiment(path))
-    except UserError as error:
-        assert str(path) in str(error)
 
 
 def test_a_model_that_shares_its_name_with_a_profiled_one(write_config: Write) -> None:

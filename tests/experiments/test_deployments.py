@@ -79,14 +79,6 @@ def test_numbers_after_the_warm_up() -> None:
 # A closed loop, and random lengths -----------------------------------------------------------
 
 
-def test_random_lengths_are_drawn_apart() -> None:
-    requests = deployed("first_experiment", *LOOP, "workload.requests=5000")["sarathi"].requests
-    prompt, output = np.array([(r.prompt_tokens, r.output_tokens) for r in requests]).T
-    assert (prompt.min(), prompt.max()) == (80, 100) and (output.min(), output.max()) == (16, 20)
-    assert abs(np.corrcoef(prompt, output)[0, 1]) < 0.05
-    assert prompt.mean() == pytest.approx(90, abs=0.5)
-
-
 def test_clients_wait_for_their_answers_and_think() -> None:
     """Also: a run twice from one deployment is the same, and another seed is another run."""
     deployment = deployed("first_experiment", *LOOP, CLOSED)["sarathi"]
@@ -193,11 +185,6 @@ def test_preemption_is_in_tables_figures_and_summary(tmp_path: Path) -> None:
     assert summary["few"]["recomputed_share"] == requests["recomputed_tokens"].sum() / computed
     assert iterations["kv_tokens"].max() <= 119 * 16
     assert (out / "figures" / "occupancy.png").is_file()
-    # A resolved configuration gives the same run again.
-    again = tmp_path / "again"
-    sim.run(load_experiment(out / "config.yaml"), out=again)
-    table = "few/requests.parquet"
-    assert (again / table).read_bytes() == (out / table).read_bytes()
 
 
 @few_trees
@@ -261,13 +248,9 @@ def test_blocks_by_the_engines_formula(tmp_path: Path) -> None:
     [
         ("kv_cache.mem_fraction_static=0.8", "kv_cache.mem_fraction_static: value 0.8: must be le"),
         ("kv_cache.mem_fraction_static=0.8", "vllm takes kv_cache.gpu_memory_utilization"),
-        ("kv_cache.gpu_memory_utilization=1.5", "kv_cache.gpu_memory_utilization"),
         ("kv_cache.gpu_memory_utilization=0.15", "kv_cache: llama-3-8b leaves no room"),
-        ("kv_cache.activation_bytes=-1", "kv_cache.activation_bytes"),
         ("kv_cache.num_blocks=100000000", "kv_cache.num_blocks: value 100000000: must be at most"),
-        ("kv_cache.block_size=0", "kv_cache.block_size"),
         ("batching.max_batch=4", "batching.max_batch: value 4: must be left out: vllm decides"),
-        ("batching.formation=lazy", "batching.formation: value 'lazy': must be left out"),
         ("policy.watermark=1.5", "watermark must lie between 0 and 1, not 1.5"),
         ("policy={name: sarathi}", "sarathi reserves memory for whole requests"),
         # What an engine refuses: TensorRT-LLM, a prompt that neither fits nor is cut ...

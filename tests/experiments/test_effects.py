@@ -21,98 +21,67 @@ ONE: dict[str, Any] = {
     },
     "cluster": {"max_length": 1024},
 }
-MICRO = "policy={name: sarathi, chunk_size: 256}"
 USERS = "requests of several users (a trace's column user)"
 GPUS = "cluster.tp or cluster.pp above 1"
 FLIGHT = "several micro-batches in flight"
+COUNTS = "an engine that counts them"
+OPS = "one of the ops preproj, "
+ONE_BY_ONE = "requests that arrive one after the other"
 
 
-def policy(name: str, **keys: Any) -> str:
-    return f"policy={ ({'name': name} | keys)!r}".replace("True", "true")
+def policy(keys: str) -> str:
+    return f"policy={{name: {keys}}}"
+
+
+MICRO, SGLANG, TRTLLM = map(policy, ("sarathi, chunk_size: 256", "sglang", "trtllm"))
+WHOLE_PROMPTS, FAIR = policy("sglang, chunked_prefill_size: null"), policy("fair")
+
+
+STACK = f"stack=sglang; {SGLANG}; device=h100-80g-sxm"
+PP, DYNAMIC = "cluster.pp=2", "policy.enable_dynamic_chunking_schedule=true"
+AT_ONCE = "workload.arrivals={kind: at_once}"
+POISSON = "workload.arrivals={kind: poisson, rate: 1}"
 
 
 @pytest.mark.parametrize(
     ("key", "need", "given", "beside"),
     [
-        ("cluster.router=random", "cluster.replicas above 1", [], "cluster.replicas=2"),
-        ("cluster.gpus_per_node=4", GPUS, [], "cluster.tp=2"),
-        ("cluster.intra_node={bandwidth: 1e11}", GPUS, [], "cluster.tp=2"),
-        (
-            "cluster.inter_node={bandwidth: 1e10}",
-            "a replica on several nodes",
-            ["cluster.tp=8"],
-            "cluster.pp=2",
-        ),
-        ("batching.formation=lazy", FLIGHT, [MICRO], "cluster.pp=2"),
-        ("batching.micro_batches=free", FLIGHT, [MICRO], "cluster.pp=2"),
-        (
-            "kv_cache.activation_bytes=1e9",
-            "an engine that counts them",
-            [policy("sglang")],
-            policy("trtllm"),
-        ),
-        (
-            "kv_cache.cuda_graph_bytes=1e9",
-            "an engine that counts them",
-            [policy("sglang")],
-            policy("vllm"),
-        ),
-        ("engine.send=blocking", "cluster.pp above 1", ["cluster.tp=2"], "cluster.pp=2"),
-        ("engine.layer_time=sum", "a profile that holds whole layers", [], ""),
-        (
-            "engine.cudagraph_mode=FULL_DECODE_ONLY",
-            "stack: vllm",
-            ["stack=sglang", policy("sglang"), "device=h100-80g-sxm"],
-            "stack=vllm",
-        ),
-        ("engine.op_scale.all_reduce=2", "one of the ops preproj, ", [], "cluster.tp=2"),
-        ("engine.op_scale.send_recv=2", "one of the ops preproj, ", [], "cluster.pp=2"),
-        ("engine.op_scale.moe=2", "one of the ops preproj, ", [], ""),
-        (
-            "workload.shift.burstiness=2",
-            "requests that arrive one after the other",
-            ["workload.arrivals={kind: at_once}"],
-            "workload.arrivals={kind: poisson, rate: 1}",
-        ),
-        (
-            "policy.adaptive_threshold=true",
-            "policy.long_prefill_token_threshold",
-            [],
-            "policy.long_prefill_token_threshold=64",
-        ),
-        ("policy.scheduling_policy=priority", "requests of several priorities", [], ""),
-        ("policy.input_weight=3", USERS, [policy("fair")], ""),
-        (
-            "policy.enable_mixed_chunk=true",
-            "policy.chunked_prefill_size",
-            [policy("sglang", chunked_prefill_size=None).replace("None", "null")],
-            "policy.chunked_prefill_size=64",
-        ),
-        (
-            "policy.chunk_schedule_stages=4",
-            "policy.enable_dynamic_chunking_schedule",
-            [policy("sarathi_serve")],
-            "policy.enable_dynamic_chunking_schedule=true",
-        ),
-        (
-            "policy.batch_wait_timeout_iters=4",
-            "policy.batch_wait_max_tokens_ratio",
-            [policy("trtllm")],
-            "policy.batch_wait_max_tokens_ratio=0.5",
-        ),
-        ("policy.enable_balance=true", "cluster.dp above 1", [policy("trtllm")], ""),
-        ("policy.timeout_iters=4", "policy.enable_balance", [policy("trtllm")], ""),
+        ("cluster.router=random", "cluster.replicas above 1", "", "cluster.replicas=2"),
+        ("cluster.gpus_per_node=4", GPUS, "", "cluster.tp=2"),
+        ("cluster.intra_node={bandwidth: 1e11}", GPUS, "", "cluster.tp=2"),
+        ("cluster.inter_node={bandwidth: 1e10}", "a replica on several ", "cluster.tp=8", PP),
+        ("batching.formation=lazy", FLIGHT, MICRO, PP),
+        ("batching.micro_batches=free", FLIGHT, MICRO, PP),
+        ("kv_cache.activation_bytes=1e9", COUNTS, SGLANG, TRTLLM),
+        ("kv_cache.cuda_graph_bytes=1e9", COUNTS, SGLANG, policy("vllm")),
+        ("engine.send=blocking", "cluster.pp above 1", "cluster.tp=2", PP),
+        ("engine.layer_time=sum", "a profile that holds whole layers", "", ""),
+        ("engine.cudagraph_mode=FULL_DECODE_ONLY", "stack: vllm", STACK, "stack=vllm"),
+        ("engine.op_scale.all_reduce=2", OPS, "", "cluster.tp=2"),
+        ("engine.op_scale.send_recv=2", OPS, "", PP),
+        ("engine.op_scale.moe=2", OPS, "", ""),
+        ("workload.shift.burstiness=2", ONE_BY_ONE, AT_ONCE, POISSON),
+        ("policy.adaptive_threshold=true", "", "", "policy.long_prefill_token_threshold=64"),
+        ("policy.scheduling_policy=priority", "requests of several priorities", "", ""),
+        ("policy.input_weight=3", USERS, FAIR, ""),
+        ("policy.enable_mixed_chunk=true", "", WHOLE_PROMPTS, "policy.chunked_prefill_size=64"),
+        ("policy.chunk_schedule_stages=4", "", policy("sarathi_serve"), DYNAMIC),
+        ("policy.batch_wait_timeout_iters=4", "", TRTLLM, "policy.batch_wait_max_tokens_ratio=0.5"),
+        ("policy.enable_balance=true", "cluster.dp above 1", TRTLLM, ""),
+        ("policy.timeout_iters=4", "policy.enable_balance", TRTLLM, ""),
     ],
 )
-def test_a_key_acts_or_is_refused(key: str, need: str, given: list[str], beside: str) -> None:
-    where = key.partition("=")[0]
-    changes = [*given, key]
+def test_a_key_acts_or_is_refused(key: str, need: str, given: str, beside: str) -> None:
+    """Refused without what it needs: by default the key of what makes it act beside it."""
+    where, before = key.partition("=")[0], [each for each in given.split("; ") if each]
+    changes = [*before, key]
     said = message(ONE, *changes)
-    assert said.startswith(f"--set {where}: value ") and f"has no effect here: needs {need}" in said
+    need = f"has no effect here: needs {need or beside.partition('=')[0]}"
+    assert said.startswith(f"--set {where}: value ") and need in said
     if beside:
         at = 1 if beside.startswith("policy={") else len(changes)
         deployed(ONE, *changes[:at], beside, *changes[at:])
-    deployed(ONE, *given)
+    deployed(ONE, *before)
 
 
 def test_it_must_act_in_one_of_the_scenarios_that_it_is_for() -> None:

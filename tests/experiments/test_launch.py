@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sarathi_sim.experiments.capacity.launch import launch
+from sarathi_sim.experiments.capacity.launch import launch, load_test
 from sarathi_sim.experiments.capacity.options import router_of_ranks
 from sarathi_sim.experiments.config.inputs import version_defaults
 from sarathi_sim.experiments.config.loading import check_scenario
@@ -239,11 +239,6 @@ def test_ranks(engine: str, tp: int, told: dict[str, str]) -> None:
     assert " a rank's." in " ".join(comments(command))
 
 
-def test_sglang_has_no_n_gram_drafts_with_ranks() -> None:
-    found = launch(with_ranks("sglang", speculation=drafts_of("ngram")))
-    assert found.command is None and "no n-gram drafts" in str(found.needs)
-
-
 @pytest.mark.parametrize("tp", [1, 2])
 def test_sglang_divides_what_it_is_told_by_its_ranks(tp: int) -> None:
     policy = {"name": "sglang", "chunked_prefill_size": 512, "max_running_requests": 12}
@@ -260,12 +255,13 @@ def test_sglang_divides_what_it_is_told_by_its_ranks(tp: int) -> None:
     assert any("Dense layers" in line for line in comments(command)) == (tp == 2)
 
 
-def test_tensorrt_llms_ranks_have_one_gpu_each() -> None:
-    found = launch(with_ranks("trtllm", tp=2))
-    assert found.command is None and "one GPU each" in str(found.needs)
-
-
-def test_ranks_on_several_nodes_are_said_to_be() -> None:
+def test_what_ranks_cannot_have_and_that_they_are_on_several_nodes_is_said() -> None:
+    for one, why in (
+        (with_ranks("sglang", speculation=drafts_of("ngram")), "no n-gram drafts"),
+        (with_ranks("trtllm", tp=2), "one GPU each"),
+    ):
+        found = launch(one)
+        assert found.command is None and why in str(found.needs)
     one, many = (started(with_ranks("vllm", tp)) for tp in (2, 4))
     assert "nodes" not in one
     assert "16 GPUs are more than a node's 8" in " ".join(comments(many))
@@ -565,6 +561,19 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
         assert values["trust_remote_code"] == own.custom_code
 
 
+def test_a_load_leaves_out_what_either_pool_is_too_short_for(tmp_path: Path) -> None:
+    (log := tmp_path / "log.csv").write_text("prompt,decode\n100,5\n300,5\n700,5\n900,5\n")
+    load = {"lengths": {"kind": "trace", "path": str(log)}, "too_long": "reject"}
+    pools = {
+        "prefill": {"cluster": {"max_length": 800}},
+        "decode": {"cluster": {"max_length": 600}},
+    }
+    found = load_test(
+        scenario("vllm", "qwen3-32b", cluster={}, disaggregation=pools, workload=load)
+    )
+    assert found is not None and "Left out, as they are too long: 2." in found[0]
+
+
 def test_graphs_and_fusions_that_are_not_the_versions_are_said() -> None:
     """vLLM's own defaults are left to it."""
     usual = started(scenario("vllm", "llama-3.1-8b"))
@@ -593,8 +602,3 @@ def test_vllm_starts_every_checkpoint_that_has_a_name() -> None:
         own = {"dtype": spec.dtype} | ({"moe_dtype": spec.moe_dtype} if spec.moe_dtype else {})
         found = launch(scenario("vllm", model, **own))
         assert (found.command is None) == (not checkpoints(model))
-
-
-def test_of_names_small_and_capital_letters_are_alike() -> None:
-    for name in ("qwen3-8b", "Qwen/Qwen3-8B-FP8"):
-        assert launch(scenario("vllm", name.upper())) == launch(scenario("vllm", name))

@@ -53,42 +53,6 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_examples(told: dict[str, Any]) -> None:
-    outcome = told["outcome"]
-    assert list(outcome.runs) == ["orca", "sarathi"]
-    assert isinstance(outcome, sim.ExperimentResult)
-    assert len(outcome["orca"].requests) == 200
-    assert outcome["orca"].iterations["decodes"].sum() > 0
-    assert len(told["pipelines"]["orca_pp"].ledger) == 8
-    assert told["experiment"].scenarios["orca_pp"].seed == 3
-    assert len(told["swept"].table) == 8
-    assert told["swept"].table.groupby("batching.max_batch")["seed"].nunique().to_dict() == {
-        4: 2,
-        8: 2,
-    }
-    capacity = told["capacities"].table.set_index("name")["capacity"]
-    assert 0 < capacity["batch 4"] < capacity["batch 8"]
-    assert told["page"].startswith(b"<!DOCTYPE html>")
-    assert set(told["tables"]) == {"orca", "sarathi"}
-    pp, lora = told["said"].splitlines()
-    assert "cluster.pp: value 0" in pp and "not modelled: LoRA" in lora
-
-
-@pytest.mark.slow
-def test_what_commands_answer(told: dict[str, Any]) -> None:
-    assert told["found"]["winner"] == told["found"]["deployments"][0]["name"]
-    assert told["matrix"].table.set_index("dtype")["runs"].to_dict() == {
-        "bf16": True, "fp8": True, "fp8_block": True, "nvfp4": False, "int4_wo": False,
-    }  # fmt: skip
-    assert told["checked"]["scenarios"]["vllm"]["KV tokens"] == f"{1999 * 16:,}"
-    assert told["shape"]["requests"] == 200 and told["shape"]["clients"] is None
-    assert told["shape"]["prompt_tokens"]["sum"] == told["run"].requests["prompt_tokens"].sum()
-    parts, summaries = told["parts"], told["outcome"].summary()["scenarios"]
-    latencies = [summaries[name]["latency_s"]["mean"] for name in ("orca", "sarathi")]
-    assert parts["same_requests"] and latencies[0] != latencies[1]
-
-
-@pytest.mark.slow
 def test_the_notebook_gives_what_it_shows() -> None:
     """The same words, and numbers that are as good as the same: op times are fitted anew now and
     then. ``python -m tests.experiments.notebook`` writes it anew."""
@@ -148,20 +112,6 @@ def test_a_mapping_is_what_a_file_holds(tmp_path: Path) -> None:
     assert sim.load({**tree, "name": "x"}).name == "x"
     del tree["name"]
     assert sim.load(tree).name == "session"
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"cluster.ppp": 2}, "cluster.ppp: unknown key"),
-        ({"cluster..pp": 2}, "expected KEY.PATH=VALUE"),
-        ({"scenarios.orca.policy": object}, "is no policy: "),
-        ({"scenarios.orca.policy": 5}, "policy"),
-    ],
-)
-def test_a_mistake_is_a_user_error(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(sim.UserError, match=re.escape(said)):
-        sim.load("first_experiment", changes)
 
 
 def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
 from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
-from sarathi_sim.experiments.capacity.options import Left, Option, Wanted, deployable, plan_of
+from sarathi_sim.experiments.capacity.options import Left, Option, Wanted, deployable
 from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
     Recommendation,
@@ -29,8 +29,6 @@ from sarathi_sim.experiments.capacity.recommend import (
     answer_of,
     far_neighbours,
     recommend,
-    recommend_files,
-    refined,
     servers_90,
     whole,
     winner,
@@ -38,18 +36,16 @@ from sarathi_sim.experiments.capacity.recommend import (
 from sarathi_sim.experiments.capacity.search import Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.report.capacity_answers import recommend_section
 from sarathi_sim.experiments.report.capacity_charts import capacity_charts, front
 from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
-from sarathi_sim.simulator.views.metrics import Analysis, number_text
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import HERE, called
 from tests.experiments.small_laboratory import (
     analysed,
     laboratory,
-    opened,
     question,
     served_per_s,
     verdict_of,
@@ -114,8 +110,6 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert version == "# As simulated for vllm 0.33."
     assert command.startswith("vllm serve huggyllama/llama-13b --tensor-parallel-size")
     assert content["needs"] is None
-    files = {one: {*recommend_files(asked, content | {"command": one})} for one in ("vllm", None)}
-    assert files["vllm"] - files[None] == {"launch.sh"} and "load.sh" in files["vllm"]
     assert f"--request-rate {row['offered']:.6g} --burstiness 25 " in content["load_command"]
     again = winner(content, asked)
     assert again.pop("name") == "winner"
@@ -153,21 +147,6 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         assert first["at_rate"]["holds"] and first["at_rate"]["load"] == fewer["load"] == 20
         low, high = (load / first["replicas"] for load in first["uncertainty"])
         assert first["servers_90"] == [math.ceil(20 / high), math.ceil(20 / low)]
-        section = recommend_section(None, content)
-        value = f"{first['per_hour']:,.2f} USD per hour for 20 requests/s"
-        least, most = first["servers_90"]
-        servers = f"best: {replicas[0]} servers ({least} to {most} at 90 %) of TP 1 budget 128 "
-        assert section.answer.startswith(f"{servers}seqs 8, {replicas[0]} GPUs, {value}")
-        sizes = section.tables[0].note.splitlines()[-3:]
-        assert re.fullmatch(
-            r"One server fewer: .* breaks p90 ttft 500ms .*at 20.00 req.*", sizes[0]
-        )
-        per_server, each = first["capacity"] / replicas[0], first["per_hour"] / replicas[0]
-        assert sizes[1].endswith(
-            f"sustains {number_text(per_server * (replicas[0] + 1))} requests/s (computed)."
-        )
-        twice = math.ceil(40 / per_server)
-        assert sizes[2].startswith(f"Twice the rate: {twice} GPUs, {twice * each:.2f} USD per hour")
         price = pytest.approx(price_at(20.0, found.finalists[0].option, prices), rel=1e-9)
         assert first["per_million_output_tokens"] == price
         assert winner(content, asked)["workload"]["arrivals"]["rate"] == 20
@@ -218,16 +197,6 @@ def test_what_a_replica_must_carry(given: dict[str, object]) -> None:
         assert worth.of(option, 0.9 * load).value < value
 
 
-def test_one_replica_gets_its_share_of_the_arrivals() -> None:
-    """Every fourth of Poisson arrivals: gaps that are the sums of four."""
-    (option, *_), _ = deployable(wanted())
-    one = whole(option, 4).at(Probe(20.0, 3, 50), "rate").scenario
-    assert (one.cluster.replicas, one.seed, one.workload.requests) == (1, 3, 50)
-    assert (one.workload.every, one.workload.arrivals.kind) == (4, "poisson")
-    alone = option.at(Probe(20.0, 3, 50), "rate").scenario.workload
-    assert (alone.every, alone.arrivals.kind) == (1, "poisson")
-
-
 @pytest.mark.parametrize("router", ROUTERS)
 def test_only_behind_a_router_that_takes_turns_one_replica_stands_for_all(router: Router) -> None:
     """Behind any other a probe has all replicas, all of the traffic, and as many requests each."""
@@ -238,9 +207,6 @@ def test_only_behind_a_router_that_takes_turns_one_replica_stands_for_all(router
     alike = 4 if router == "round_robin" else 1
     assert (several.alike, one.workload.every, one.cluster.replicas) == (alike, alike, 4 // alike)
     assert one.cluster.router == router
-    section = wanted().section
-    plan, turns = (plan_of(each, section, "") for each in (several, whole(option, 4)))
-    assert (plan.scale, plan.budget) == (alike, 4 // alike * turns.budget)
     at = analysed(one).requests
     assert sorted(set(at["replica"])) == list(range(4 // alike)) and len(at) == 50
 
@@ -380,25 +346,6 @@ def test_fronts() -> None:
 def test_mistakes_are_named(options: list[str], message: str) -> None:
     words = ("recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, *options)
     assert message in called(*words, code=2).stderr
-
-
-@pytest.mark.slow
-def test_recommend_refines_on_request(tmp_path: Path) -> None:
-    few = Replications(least=2, most=2)
-    asked = wanted(gpus=1, slo="p90 ttft 1s, p90 tbt_max 150ms", workload="600:10", seqs="4",
-                   budget="128,1024", tolerance=0.5)  # fmt: skip
-    asked = regular(asked, 0.1, tolerance=0.5, requests=200, replications=few)
-    prices, said = load_prices(None), list[str]()
-    with opened(tmp_path, asked.section) as lab:
-        found = refined(lab, asked, prices, said.append, 1)
-    assert "refining: budgets (128, 576, 1024), sequence limits (4,)" in said
-    named = {one.option.name for one in (*found.finalists, *found.screened)} | found.dropped.keys()
-    assert {name.partition(" x ")[0] for name in named} == {
-        f"TP 1 budget {budget} seqs 4" for budget in (128, 576, 1024)
-    }
-    content = answer_of(found, asked, prices)
-    assert content["winner"] == "TP 1 budget 128 seqs 4 x 1"
-    assert [one["name"] for one in content["far_neighbours"]] == ["TP 1 budget 576 seqs 4"]
 
 
 # Next to the best -------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from sarathi_sim.experiments.capacity.recommend import (
     Worth,
     answer_of,
     recommend,
-    recommend_files,
     refined,
     whole,
     winner,
@@ -40,7 +39,6 @@ from sarathi_sim.experiments.config.deployment import default_handover, deploy
 from sarathi_sim.experiments.config.loading import check_scenario, load_experiment
 from sarathi_sim.experiments.config.pools import pool_of
 from sarathi_sim.experiments.config.scenario import POOLS
-from sarathi_sim.experiments.report.capacity_answers import recommend_section
 from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
@@ -54,8 +52,8 @@ GAPS = {"slo": "p90 ttft 1s, p90 tbt_max 60ms", "budget": "2048"}
 # Few clients wait for tokens whose drafts nearly always hold: drafts win.
 HOLD = {"speculation": "mtp:0.9,0.8", "drafts": "0,2", "seqs": "8"}
 TWO, DRAFTS = (
-    (" prefill TP ", "kv_consumer", "prefill_replicas"),
-    ("drafts 2", '"num_speculative_tokens": 2', "dp", "drafts"),
+    (" prefill TP ", "kv_consumer"),
+    ("drafts 2", '"num_speculative_tokens": 2'),
 )
 
 
@@ -353,32 +351,6 @@ def test_ranks_and_drafts_never_exceed_their_bound(stack: str, workload: str) ->
 
 
 @pytest.mark.slow
-def test_each_pool_has_ranks_and_only_decode_workers_draft() -> None:
-    asked = mixture(speculation="mtp:0.8,0.6", drafts="0,2", gpus=16, pools=True)
-    alone, _ = deployable(asked)
-    prices = load_prices(None)
-    described = pool_layouts(asked, alone, parse_slo(asked.section.slo), prices.of)
-    found, dropped = deployable(asked, described)
-    assert not dropped and {one.drafts for one in found} == {0, 2}
-    assert any(" DP " in one.name for one in found)
-    for one in found:
-        prefill, decode = one.deployment.pools
-        assert prefill.scenario.speculation is None and "drafts" not in one.name.partition("+")[0]
-        assert (one.deployment.pools[1].scenario.speculation is not None) == (one.drafts > 0)
-        assert f"drafts {one.drafts} budget" in one.name or not one.drafts
-        for name, pool in zip(one.name.split(" + "), (prefill, decode), strict=True):
-            cluster = pool.scenario.cluster
-            assert (f" DP {cluster.dp} EP" in name) == (cluster.dp > 1)
-            if cluster.dp > 1:
-                assert cluster.rank_router == "least_requests" and cluster.expert_parallel
-        gpus = [
-            pool.scenario.cluster.gpus * pool.scenario.cluster.replicas
-            for pool in (prefill, decode)
-        ]
-        assert one.gpus == sum(gpus) <= 16
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ask", "gpus", "words"),
     [
@@ -392,16 +364,12 @@ def test_each_pool_has_ranks_and_only_decode_workers_draft() -> None:
 def test_the_winner_keeps_the_slo_with_another_seed(
     ask: Callable[[], Wanted], gpus: int | None, words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    asked, prices, counted = ask(), load_prices(None), list[tuple[str, int, int]]()
+    asked, prices = ask(), load_prices(None)
     few = {"tolerance": 0.1, "requests": 400, "replications": Replications(least=2, most=3)}
     section = CapacitySection(slo=asked.section.slo, **few)  # type: ignore[arg-type]
     asked = replace(asked, section=section)
     with opened(tmp_path, section) as lab:
-        lab.progress = lambda *step: counted.append(step)
         found = recommend(lab, asked, prices, silent)
-    assert all(0 <= done <= total for _, done, total in counted)
-    steps = [(done, total) for name, done, total in counted if name == "bounds"]
-    assert steps == sorted(steps) and steps[-1][0] == steps[-1][1] == len({*steps}) - 1
     content, best = answer_of(found, asked, prices), found.finalists[0]
     option, row = best.option, content["deployments"][0]
     assert content["winner"] == option.name == row["name"]
@@ -412,15 +380,8 @@ def test_the_winner_keeps_the_slo_with_another_seed(
     tokens = row["carries"] * np.mean([r.output_tokens for r in option.deployment.requests])
     cost = row["per_hour"] / 3600 / tokens * 1e6
     assert row["per_million_output_tokens"] == pytest.approx(cost, rel=0.01)
-    table = recommend_files(asked, content)["recommend.csv"].decode().splitlines()
-    answer = recommend_section(None, content).answer
-    text = "\n".join([answer, content["command"], table[0]])
+    text = f"{option.name} {content['command']}"
     assert all(word in text for word in words)
-    first = dict(zip(table[0].split(","), table[1].split(","), strict=False))
-    for name, pool in zip(POOLS, option.deployment.pools, strict=True) if option.pooled else ():
-        cluster = pool.scenario.cluster
-        assert first[f"{name}_replicas"] == str(cluster.replicas)
-        assert first[f"{name}_tp"] == str(cluster.tp)
     again = winner(content, asked)
     load_experiment(again)  # no key that both pools set stands above them
     assert again.pop("name") == "winner" and again.pop("capacity")["slo"] == section.slo

@@ -24,7 +24,7 @@ from sarathi_sim.experiments.measured.score import score_runs
 from sarathi_sim.experiments.measured.tune import fit
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.experiments.small_config import Write, called, message, refused
+from tests.experiments.small_config import Write, message
 
 CONFIG = """\
 name: server
@@ -183,22 +183,3 @@ def test_what_is_scored(measured: list[Case]) -> None:
     assert sum(remains[part] for part in parts) == pytest.approx(remains["latency_s"])
     assert sum(remains["parts"].values()) == pytest.approx(remains["host"])
     assert remains["parts"]["host"] > 0
-
-
-@pytest.mark.slow
-def test_the_command_of_a_score(recorded: Path, write_config: Write, tmp_path: Path) -> None:
-    out, config = tmp_path / "out", write_config(CONFIG)
-    given = ("score", recorded, "--config", config)
-    printed = called(*given, "--out", out, "--verbose")
-    for text in ("time to first token, p90 (s)", "fitted to these", "What the mean latency lacks"):
-        assert text in printed.stdout
-    assert (out / "figures" / "rate_04.png").is_file()
-    header, *rows = (out / "requests.csv").read_text().splitlines()
-    assert len(rows) == 3 and header.startswith("run,request,arrival_s,prompt_tokens,output_tokens")
-    as_json = json.loads(called(*given, "--json").stdout)
-    assert list(as_json["runs"]) == ["rate_04"]
-    for words in (["score", recorded], ["score", "--config", config]):
-        assert "Missing" in called(*words, code=2).output
-    (table := tmp_path / "table.csv").write_text("prompt,decode\n1,2\n")
-    said = refused("score", table, "--config", config)
-    assert "table.csv" in said and "is not the file of a load tool" in said

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -221,13 +220,6 @@ def test_windows() -> None:
     for text in ("1", "1:", ":1", "-1:2", "1:0", "1:-2", "a:b", "nan:1", "1:inf"):
         with pytest.raises(UserError, match="expected START:LENGTH"):
             parse_window(text)
-
-
-def test_plot_joins_runs(result: Path, plotted: Path, tmp_path: Path) -> None:
-    shutil.copytree(plotted, tmp_path / "one")
-    sim.plot([result, result], out=tmp_path / "one")  # its own result may be replaced
-    names = {path.name for path in (tmp_path / "one" / "figures").iterdir()}
-    assert names == {f"{n}.{k}" for n in FIGURES[:-1] for k in ("png", "svg")}
 
 
 def test_plot_errors(result: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from sarathi_sim.experiments.capacity import options
 from sarathi_sim.experiments.lab.pages import fields_of, schema
 from sarathi_sim.experiments.results import SCHEMA
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from sarathi_sim.simulator.views.metrics import METRICS
 from tests.experiments.small_config import called
+from tests.experiments.test_assumed import ASKED, SEARCHED, SERVER
 
 CONTENT = schema()
 METRIC = "|".join(
@@ -60,15 +63,14 @@ def fits(value: Any, unit: str) -> bool:
 def check(content: Any, fields: Mapping[str, str]) -> set[str]:
     """The fields that a file has; fails for one that the schema lacks, or of another type."""
     patterns = {path: pattern(path) for path in fields}
+    beginnings = {one[: cut.start()] for one in fields for cut in re.finditer(r"\.|\[\]", one)}
+    trees = [pattern(one) for one in beginnings]
     seen = set()
     for path, value in leaves(content):
         mine = [one for one, known in patterns.items() if known.fullmatch(path)]
-        if value is None:
-            assert mine or any(one.startswith(path.replace("[]", "")) or known.match(path)
-                               or pattern(one.partition("[]")[0]).fullmatch(path)
-                               for one, known in patterns.items()), path  # fmt: skip
-        else:
-            assert mine, f"{path} = {value!r} is in no line of data/schema.yaml"
+        whole = value is None and any(tree.fullmatch(path.removesuffix("[]")) for tree in trees)
+        assert mine or whole, f"{path} = {value!r} is in no line of data/schema.yaml"
+        if value is not None:
             unit = fields[mine[0]].partition(", ")[0]
             assert fits(value, unit), f"{path} = {value!r} is no {unit}"
         seen.update(mine)
@@ -108,6 +110,24 @@ def test_of_the_tables_of_a_run(reported: dict[str, Path], table: str) -> None:
 
 def test_of_the_table_of_a_sweep(tiny_sweep: Path) -> None:
     check_table(tiny_sweep / "results.parquet", "results.parquet")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [one for one in ASKED if one != "run"])
+def test_of_searches(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for most in ("LEAST_REQUESTS", "FINEST_REQUESTS", "PILOT_REQUESTS"):
+        monkeypatch.setattr(options, most, 400)
+    Path("server.yaml").write_text(SERVER)
+    Path("searched.yaml").write_text(SERVER + SEARCHED)
+    printed = json.loads(called(*shlex.split(ASKED[command]), "--out", "out", "--json").stdout)
+    kind = "capacity --sensitivity" if command == "sensitivity" else command
+    for content in (printed, json.loads(Path("out/summary.json").read_bytes())):
+        assert len(check(content, result(kind))) > 20
+    tables = list(Path("out").glob("*.csv"))
+    assert tables
+    for path in tables:
+        check_table(path, path.name)
 
 
 def check_table(path: Path, name: str) -> None:

@@ -141,11 +141,11 @@ def test_every_factor_changes_its_own_keys() -> None:
     found = {factor.name: factor for factor in factors_of(deployment)}
     kinds = [factor.kind for factor in found.values()]
     assert {"op", "ops", "link", "host", "workload"} == set(kinds)
-    scale = found["link speed"].of(option, 2.0).scenario.engine.op_scale
+    scale = found["link speed"].changed(option.scenario, 2.0).engine.op_scale
     assert scale == {"all_reduce": 0.5, "send_recv": 0.5}
-    engine = found["host time"].of(option, 2.0).scenario.engine
+    engine = found["host time"].changed(option.scenario, 2.0).engine
     assert (engine.host_iteration_s, engine.launch_layer_s) == (2e-3, 2e-4)
-    shift = found["burstiness"].of(option, 1.1).scenario.workload.shift
+    shift = found["burstiness"].changed(option.scenario, 1.1).workload.shift
     assert (shift.burstiness, shift.prompt) == (1.1, 1.0)
     really = found["prompt lengths"].realised(option, 1.1)
     assert 1.05 < really < 1.1  # the longest ones are cut to cluster.max_length

@@ -5,8 +5,10 @@ of experts, the host's constants, and the models that people serve today on thei
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,19 +174,11 @@ def test_a_stack_may_name_its_version() -> None:
             "cluster.expert_parallel=true cluster.redundant_experts=3",
             "tp 2 does not divide num_experts + 3 redundant_experts (131)",
         ),
-        (
-            STACKS,
-            "cluster.dp=2",
-            "cluster.dp: value 2: must be 1: model llama-3.1-8b",
-        ),
+        (STACKS, "cluster.dp=2", "cluster.dp: value 2: must be 1: model llama-3.1-8b"),
         (MIXTURES, "cluster.dp=2 cluster.pp=2", "cluster.pp: value 2: must be 1: with data-"),
         (MIXTURES, "cluster.dp=2 cluster.gpus_per_node=4", "gpus_per_node: must be left out: with"),
         (MIXTURES, "cluster.dp=2 cluster.inter_node.kind=roce", "inter_node: must be left out: w"),
-        (
-            MIXTURES,
-            "cluster.dp=2 cluster.intra_node.bandwidth=4e11",
-            "intra_node: must be left out",
-        ),
+        (MIXTURES, "cluster.dp=2 cluster.intra_node.bandwidth=4e11", "intra_node: must be left ou"),
         (MIXTURES, "cluster.rank_router=least_tokens", "least_tokens': must be left out: needs"),
         (MIXTURES, "expert_distribution=even", "expert_distribution: value 'even': "),
         (MIXTURES, "stack=null dtype=null moe_dtype=fp8", "moe_dtype: value 'fp8': needs stack: "),
@@ -232,21 +226,6 @@ def test_experts_count_in_the_memory_by_their_own_format() -> None:
 
 
 # The host's constants ------------------------------------------------------------------------
-
-
-def test_a_stack_has_its_constants_and_says_so() -> None:
-    found = deployed(HOSTS)["it"]
-    shipped = asdict(host_times().stacks["vllm"])
-    assert shipped["host_iteration_s"] > 0 and shipped["host_sequence_s"] > 0
-    engine = found.scenario.engine
-    own = [key for key in host_times().constants if key != "launch_s"]
-    assert all(getattr(engine, key) == shipped[key] for key in own)
-    assert (engine.launch_layer_s > 0) == (shipped["launch_s"] > 0)
-    assert found.predictor.cost.host.iteration_s == shipped["host_iteration_s"]
-    note = note_of(found, "host time: vllm's, ")
-    assert host_times().fitted_to in note and " ms a sequence, " in note
-    again = deploy(found.scenario, Source("config.yaml of a result", "it", {}, ()))
-    assert note in again.notes, "what is simulated again says it, too"
 
 
 def test_an_empty_iteration_takes_none_of_the_gpu() -> None:
@@ -314,6 +293,10 @@ def test_a_mixture_has_the_constants_of_mixtures() -> None:
     assert found.predictor.cost.host == host_of(engine)
     note = note_of(found, "host time: vllm's, ")
     assert " ms to launch a layer" in note and host_times(mixtures=True).fitted_to in note
+    again = deploy(found.scenario, Source("config.yaml of a result", "it", {}, ()))
+    assert note in again.notes, "what is simulated again says it, too"
+    dense = deployed(HOSTS)["it"].scenario.engine
+    assert dense.host_iteration_s == host_times().stacks["vllm"].host_iteration_s > 0
     given = deployed(HOSTS, *sizes, "engine.launch_layer_s=0", "engine.frontend_s=0.25")["it"]
     assert (given.scenario.engine.launch_layer_s, given.scenario.engine.frontend_s) == (0, 0.25)
 
@@ -403,3 +386,85 @@ def test_from_a_config_json(tmp_path: Path, config: dict[str, object], name: str
     assert found.bundle_sha256 == named.bundle_sha256
     (log,) = found.simulate().replicas
     assert log.stage_durations().sum() > 0
+
+
+# States of recurrent layers: a pool of them (SGLang), or blocks (vLLM) --------------------------
+
+MODEL = Path(__file__).with_name("qwen3_6_27b.json")
+"""The layers of Qwen3.6-27B: 48 recurrent ones, whose states are 153.9 MB, and 16 others."""
+
+
+def tree(engine: str, device: str, policy: str, share: str, more: str = "") -> str:
+    return f"""
+name: states
+model: {MODEL}
+device: {device}
+stack: {engine}
+{more}
+workload: {{requests: 300, lengths: {{kind: fixed, prompt: 512, decode: 64}}}}
+cluster: {{max_length: 4096}}
+policy: {{name: {engine}, {policy}}}
+kv_cache: {{{share}}}
+"""
+
+
+def found(text: str, *assignments: str) -> Deployment:
+    (one,) = deployed(text, *assignments).values()
+    return one
+
+
+@pytest.mark.parametrize(
+    ("assignments", "running"),
+    [
+        ((), 40),
+        (("policy.disable_overlap_schedule=true",), 67),
+        (("kv_cache.prefix_caching=false",), 203),
+        (("policy.max_running_requests=24",), 24),
+        # 0.2 of 1.2 parts of 66.2 GB in place of 0.9 of 1.9: 71 states.
+        (("policy.version=0.5.3",), 14),
+    ],
+)
+def test_sglang_runs_as_many_requests_as_its_pool_of_states_allows(
+    assignments: tuple[str, ...], running: int
+) -> None:
+    """By hand: 0.9/1.9 of 0.8 x 150.0 - 53.8 GB hold 203 states; 3 a request, and 2 more with
+    overlap. (SGLang 0.5.16 served 6,322 tokens/s so, at 39.3 ms a token.)"""
+    text = tree("sglang", "h200-sxm", "chunked_prefill_size: 8192", "mem_fraction_static: 0.8")
+    one = found(text, *assignments)
+    policy: dict[str, Any] = one.scenario.policy.described()
+    assert policy["max_running_requests"] == one.scenario.batching.max_batch == running
+    (note,) = (note for note in one.notes if note.startswith("recurrent layers"))
+    assert "states take 153.9 MB of a GPU" in note and f"{running} run at once" in note
+    assert one.memory is not None and one.memory.states is not None
+    parts = {name: size for name, size, _ in one.memory.parts()}
+    assert parts["states"] == one.memory.states * one.memory.state_bytes
+    rows = Analysis(one.simulate()).records.replicas[0].iterations
+    assert (rows["decodes"] + rows["chunks"]).max() <= running
+
+
+VLLM = tree(
+    *("vllm", "h100-80g-sxm", "max_num_batched_tokens: 8192, max_num_seqs: 1024"),
+    *("gpu_memory_utilization: 0.95", "dtype: fp8_block"),
+)
+
+
+def test_vllm_does_not_start_with_more_sequences_than_blocks_of_states() -> None:
+    """vLLM 0.2x said 856 for the checkpoint with its encoder (vllm-project/recipes, pull 551)."""
+    said = re.search(r"max_num_seqs: value 1024: must be at most (\d+): each needs", message(VLLM))
+    assert said is not None and int(said[1]) == pytest.approx(856, rel=0.1)
+    most = f"policy.max_num_seqs={said[1]}"
+    assert found(VLLM, most).scenario.batching.max_batch == int(said[1])
+    assert found(VLLM, 'policy.version="0.16"').scenario.batching.max_batch == 1024
+
+
+def test_states_are_blocks_of_every_running_sequence() -> None:
+    """512 + 64 tokens are 36 blocks of 16; the states of a sequence are 147 more: of 1,000 blocks
+    five sequences have their own. One of the longest length has room for its states, too."""
+    one = found(VLLM, "policy.max_num_seqs=64", "kv_cache.num_blocks=1000")
+    assert one.memory is not None and one.memory.state_blocks == 147
+    records = one.simulate()
+    rows = records.replicas[0].iterations
+    assert (rows["decodes"] + rows["chunks"]).max() == 5 == 999 // (147 + 36)
+    assert Analysis(records).requests["finish_s"].notna().all()
+    whole = found(VLLM, "policy.max_num_seqs=64", "cluster.max_length=262144")
+    assert whole.kv_capacity > 262144 + 147 * 16

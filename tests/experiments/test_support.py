@@ -76,30 +76,3 @@ def test_details_are_those_of_a_run() -> None:
         assert meta.environment[op] == origin["mark"]
         assert meta.kernels.half_width_pct[op] == origin["half_width_pct"]
     assert fp8["memory"]["weight_bytes"] == run.memory.weight_bytes
-
-
-def test_a_calibrated_device_needs_no_bundle() -> None:
-    """Without profiles of the user's own a run asks the calibrated device."""
-    config = "name: s\nmodel: llama-3.1-8b\ndevice: a40\n"
-    config += "workload: {requests: 3, lengths: {kind: uniform, min: 9, max: 99}, pd_ratio: 2}\n"
-    config += "cluster: {max_length: 256}\npolicy: {name: sarathi}\nscenarios: {a: {}}\n"
-    run = deployed(config)["a"]
-    assert run.ops.meta.source == "modelled" and len(run.bundle_sha256) == 64
-    assert any(note.startswith("op times: all modelled") for note in run.notes)
-    assert np.all(run.simulate().replicas[0].stage_durations() > 0)
-
-
-def test_the_text() -> None:
-    both = say("--model", "llama-2-70b", "--device", "a100-40g-sxm")
-    assert both.startswith("llama-2-70b on a100-40g-sxm: 1 GPU at least.")
-    for part in ("derived: from a100-80g-sxm", "NCCL buffers", "assumed: engines' logs", "weights"):
-        assert part in both
-    assert "head_dim bf16.64" in say("--model", "tiny-llama-40m", "--device", "a100-40g-sxm")
-    one = say("--model", "llama-2-7b", "--device", "l40s", "--dtype", "fp8", "--json")
-    assert {cell["dtype"] for cell in json.loads(one)["cells"]} == {"fp8"}
-    one = say("--model", "llama-2-7b", "--device", "h100-80g-sxm", "--stack", "sglang", "--json")
-    assert {cell["stack"] for cell in json.loads(one)["cells"]} == {"sglang"}
-    assert called("list", "support", "--dtype", "fp7", code=2).output == (
-        "error: --dtype fp7: must be one of bf16, fp8, fp8_block, nvfp4, int4_wo "
-        "(did you mean fp8?)\n"
-    )

@@ -14,11 +14,10 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from scipy import stats
 
 import sarathi_sim as sim
-from sarathi_sim.experiments.report import draw, sweep_charts
+from sarathi_sim.experiments.report import sweep_charts
 from sarathi_sim.experiments.report.sweep_charts import CDF_COLUMNS, lines, pairs
 from sarathi_sim.experiments.report.sweep_charts import sweep_charts as charts_of
 from sarathi_sim.experiments.run.ranking import pareto_front
@@ -103,13 +102,6 @@ def test_points_and_seeds_that_lack_a_value() -> None:
     assert [entry["ratios"]["makespan_s"]["ratio"] for entry in found] == pytest.approx([3, 2])
 
 
-def test_common_requests_make_small_differences_significant(tiny_sweep: Path) -> None:
-    entries = summary_of(tiny_sweep)["paired"]
-    assert [entry["point"]["batching.max_batch"] for entry in entries] == [2, 4, 8]
-    narrower = [entry["ratios"]["makespan_s"]["unpaired"] for entry in entries]
-    assert np.median(narrower) > 3
-
-
 points = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30)
 
 
@@ -124,22 +116,6 @@ def test_the_front_is_what_nothing_beats(found: list[tuple[int, int]]) -> None:
     }
     assert {(int(cost[i]), int(gain[i])) for i in front} == unbeaten
     assert len(front) == len(unbeaten)
-
-
-@pytest.mark.slow
-def test_figures(tiny_sweep: Path, tmp_path: Path) -> None:
-    made = sim.plot([tiny_sweep], out=tmp_path / "figures")
-    assert made.section is not None and not made.section.warnings, "none is overloaded"
-    written = sorted((tmp_path / "figures").glob("*.[ps]*g"))
-    names = {path.stem for path in written}
-    assert {"lines_batching.max_batch", "pareto", "cdf"} <= names
-    for path in written:
-        if path.suffix == ".png":
-            with Image.open(path) as image:
-                assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 20
-    sim.plot([tiny_sweep], out=tmp_path / "again")
-    again = [tmp_path / "again" / path.name for path in written]
-    assert [p.read_bytes() for p in written] == [p.read_bytes() for p in again]
 
 
 def test_plot_mistakes(tiny_sweep: Path) -> None:
@@ -167,9 +143,6 @@ def damaged(sweep: Path, to: Path, change: Change) -> Path:
     "change",
     [
         lambda table, summary: summary.pop("axes"),
-        lambda table, summary: summary.update(axes=["no.such.key"]),
-        lambda table, summary: summary.update(contrast="policy"),
-        lambda table, summary: summary.update(paired=3),
         lambda table, summary: summary.update(notes=[{}]),
         lambda table, summary: table.pop("requests"),
         lambda table, summary: (
@@ -182,18 +155,6 @@ def test_a_damaged_sweep_is_named(tiny_sweep: Path, tmp_path: Path, change: Chan
     with pytest.raises(UserError, match="sweep is damaged"):
         sim.plot([damaged(tiny_sweep, tmp_path / "copy", change)], out=tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
-
-
-def test_latencies_of_overloaded_runs_are_not_drawn(tiny_sweep: Path, tmp_path: Path) -> None:
-    table = pd.read_parquet(tiny_sweep / "results.parquet")
-    table.loc[:3, "steady.state"] = "overloaded"
-    found = sweep_charts.shown(table, "latency_s.p50")
-    assert found.isna().tolist() == [True] * 4 + [False] * (len(table) - 4)
-    assert sweep_charts.shown(table, "makespan_s").notna().all()
-    states = ["overloaded"] * 18
-    folder = damaged(tiny_sweep, tmp_path / "all", lambda t, _: t.update({"steady.state": states}))
-    with pytest.raises(UserError, match=r"--metric latency_s\.p50: no run has it, or all"):
-        charts_of(read_sweep(folder), ["latency_s.p50"])
 
 
 def test_cdfs_leave_the_latencies_of_overloaded_runs_out_and_say_so(
@@ -262,34 +223,6 @@ def test_scenarios_of_other_requests_are_loads(tiny_sweep: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Sweep, "configured", other)
         assert read_sweep(tiny_sweep).given == ["scenario"]
-
-
-def test_the_commands(tiny_sweep: Path, tmp_path: Path) -> None:
-    results = pd.read_parquet(tiny_sweep / "results.parquet").sort_values("makespan_s")
-    runs = [tiny_sweep / "runs" / results["run"].iloc[place] for place in (0, -1)]
-    done = called("compare", runs[0], runs[1], "--verbose")
-    assert "+100.0 %" in done.stdout
-    done = called("compare", runs[0], runs[1], "--json")
-    for key in ("wall", "mean_latency"):
-        result = json.loads(done.stdout)[key]
-        for side in ("a_s", "b_s", "difference_s"):
-            parts = [part[side] for part in result["parts"].values()]
-            assert math.fsum(parts) == pytest.approx(result["total"][side], rel=1e-12, abs=1e-12)
-    figures = tmp_path / "figures"
-    called("plot", tiny_sweep, "--out", figures, "--metric", "mfu")
-    assert (figures / "lines_batching.max_batch.png").exists()
-
-
-def test_plot_says_where_the_numbers_of_overloaded_runs_are(
-    tiny_sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(draw, "files", lambda *_: {})
-    folder = damaged(
-        tiny_sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": ["overloaded"] * 4})
-    )
-    done = called("plot", folder, "--out", tmp_path / "figures")
-    assert "4 of 18 runs are overloaded and left out of: " in done.stdout
-    assert f"; their numbers are in {folder / 'results.parquet'}" in done.stdout
 
 
 @pytest.mark.parametrize(

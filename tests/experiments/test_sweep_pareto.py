@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,8 +10,6 @@ from pydantic import BaseModel
 from sarathi_sim.experiments.config.scenario import PARAMETERS, Scenario
 from sarathi_sim.experiments.report.section import Chart
 from sarathi_sim.experiments.report.sweep_charts import label, pareto, points
-from sarathi_sim.simulator.views.metrics import known
-from tests.experiments.small_config import called
 from tests.experiments.small_sweep import of
 
 AXES = ["cluster.tp", "cluster.pp", "seed"]
@@ -110,20 +106,3 @@ def test_every_key_of_a_scenario_has_a_name() -> None:
     assert {"workload.arrivals.rate", "cluster.tp", "engine.jitter"} <= set(paths)
     assert [path for path in paths if path not in PARAMETERS] == []
     assert all("_" not in label(path) for path in PARAMETERS)
-
-
-@pytest.mark.slow
-def test_a_sweep_prints_its_answer_at_the_end(tiny_config: Path, tmp_path: Path) -> None:
-    done = called("sweep", tiny_config, "--out", tmp_path / "out", "--workers", 1)
-    for words_of_it in ("batch (sequences)", "time to first token, p99 (s)", "means over 3 seeds"):
-        assert words_of_it in done.stdout
-    table = pd.read_parquet(tmp_path / "out" / "results.parquet")
-    mine = table[(table["batching.max_batch"] == 2) & (table["scenario"] == "orca")]
-    assert f"{mine['tbt_s.p99'].mean():.4f}" in done.stdout
-    means = table.groupby(["batching.max_batch", "scenario"])["output_tokens_per_s"].mean()
-    ((batch, scenario),) = means.nlargest(1).index
-    value = known("output_tokens_per_s").text(means.max())
-    assert done.stdout.startswith(f"batch {batch}, {scenario}: {value} output tokens/s; ")
-    assert "winner: no significant difference over 3 seeds." in done.stdout
-    printed = called("plot", tmp_path / "out", "--out", tmp_path / "f")
-    assert printed.stdout.split("\n")[:9] == done.stdout.split("\n")[:9]

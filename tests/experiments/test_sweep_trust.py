@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.sweeps.backends import Bundles, InProcess, LocalProcesses, Outcomes
+from sarathi_sim.experiments.sweeps.backends import Bundles, InProcess, Outcomes
 from sarathi_sim.experiments.sweeps.execute import ATTEMPTS
 from sarathi_sim.experiments.sweeps.jobs import work
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
@@ -63,27 +65,6 @@ def test_the_table_has_a_row_per_run_in_order(tiny_files: Files, tmp_path: Path)
         summary = json.loads(tiny_files[f"runs/{row['run']}/summary.json"])
         assert summary["scenarios"][row["scenario"]]["makespan_s"] == row["makespan_s"]
         assert summary["scenarios"][row["scenario"]]["tbt_s"]["p99"] == row["tbt_s.p99"]
-
-
-@pytest.mark.slow
-def test_a_killed_worker_costs_nothing(
-    tiny_plan: SweepPlan, tiny_files: Files, tmp_path: Path
-) -> None:
-    killed: list[int] = []
-    backend = LocalProcesses(2)
-
-    def kill_one() -> None:
-        wait_for_runs(tmp_path / "sweep", 3)
-        killed.append(backend.processes[0])
-        os.kill(killed[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_one)
-    killer.start()
-    report = swept(tiny_plan, tmp_path / "sweep", backend)
-    killer.join()
-    assert killed
-    assert report.finished == RUNS
-    assert tree(tmp_path / "sweep") == tiny_files
 
 
 class Deadly(InProcess):
@@ -224,27 +205,15 @@ def test_resumed_after_kill_is_the_same(
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
-    store, other = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
-    store.open(False)
-    with (
-        store.locked(),
-        pytest.raises(UserError, match=rf"another sweep is at work .*process {os.getpid()} on"),
-        other.locked(),
-    ):
-        pass
-    with other.locked():
-        pass
-
-
-def test_who_waits_for_a_folder_leaves_what_is_being_written(tmp_path: Path) -> None:
-    """Only the holder of the lock may clear scratch folders."""
+    """And only the holder of the lock may clear scratch folders."""
+    said = pytest.raises(UserError, match=rf"another sweep is at work .*process {os.getpid()} on")
     store, other = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
     store.open(False)
     scratch = store.runs / ".0123456789abcdef"
     with store.locked():
         scratch.mkdir()
         other.open(True)
-        with pytest.raises(UserError, match="another sweep"), other.locked():
+        with said, other.locked():
             pass
         assert scratch.exists()
     with other.locked():
@@ -291,3 +260,57 @@ def test_an_extended_sweep_repeats_nothing(
     wider = plan_sweep(tiny_config, ["sweep.seeds=4"])
     report = swept(wider, tmp_path / "sweep", InProcess(), resume=True)
     assert (report.earlier, report.finished, report.total) == (RUNS, RUNS + 6, RUNS + 6)
+
+
+# Finished runs that somebody or something changed -----------------------------------------------
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def edit_a_number(path: Path) -> None:
+    text, times = re.subn(r'("makespan_s": )', r"\g<1>1", path.read_text())
+    assert times == 1
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "says"),
+    [
+        ("SCENARIO/requests.parquet", cut, "changed: SCENARIO/requests.parquet"),
+        ("config.yaml", Path.unlink, "missing: config.yaml"),
+        ("summary.json", edit_a_number, "changed: summary.json"),
+        ("summary.json", lambda path: path.write_text("{"), "changed: summary.json"),
+        ("manifest.json", Path.unlink, "it has no manifest.json"),
+        ("manifest.json", cut, "it has no manifest.json, or one that cannot be read"),
+    ],
+)
+def test_a_damaged_run_is_done_again_and_nothing_is_deleted(
+    tiny_plan: SweepPlan,
+    tiny_files: Files,
+    tmp_path: Path,
+    name: str,
+    damage: Callable[[Path], object],
+    says: str,
+) -> None:
+    folder, run = tmp_path / "sweep", tiny_plan.runs[4]
+    runs, scenario = folder / "runs", run.name.partition(" ")[0]
+    swept(tiny_plan, folder, InProcess())
+    (runs / run.key / "mine.ipynb").write_text("hours of work")
+    (runs / tiny_plan.runs[5].key / "mine.ipynb").write_text("an added file is no damage")
+    for number in (1, 2):
+        damage(runs / run.key / name.replace("SCENARIO", scenario))
+        was = tree(runs / run.key)
+        said: list[str] = []
+        report = swept(tiny_plan, folder, InProcess(), resume=True, say=said.append)
+        kept = folder / "damaged" / (run.key if number == 1 else f"{run.key}-2")
+        says = says.replace("SCENARIO", scenario)
+        assert said == [
+            f"run {run.key} is damaged ({says}) and is done again; its old folder is now {kept}"
+        ] or (name == "manifest.json" and says in said[0] and len(said) == 1)
+        assert (report.earlier, report.finished) == (RUNS - 1, RUNS)
+        assert tree(kept) == was
+    (runs / tiny_plan.runs[5].key / "mine.ipynb").unlink()
+    shutil.rmtree(folder / "damaged")
+    assert tree(folder) == tiny_files

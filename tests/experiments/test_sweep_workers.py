@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
@@ -127,7 +128,8 @@ def test_two_processes_give_the_same_bytes_and_leave_neither_process_nor_thread(
     pids: list[int] = []
     store = Store(tmp_path / "sweep")
     store.open(False)
-    execute(tiny_plan, store, backend, progress=lambda *_: pids.extend(backend.processes))
+    with closing(backend):
+        execute(tiny_plan, store, backend, progress=lambda *_: pids.extend(backend.processes))
     assert tree(tmp_path / "sweep") == tiny_files
     assert pids and backend.processes == []
     assert gone(pids, seconds=PATIENCE_S)

@@ -131,20 +131,14 @@ def test_a_word(word: str, means: tuple[int, int], longest: int) -> None:
     ("word", "problem"),
     [
         ("1K:5..50", "a total and its P:D are written 1K@5..50"),
-        ("2K:?", "a total and its P:D are written 2K@?"),
         ("1024:14.5", "a total and its P:D are written 1024@14.5"),
         ("1024:", "these are no lengths"),
-        ("1024@", "these are no lengths"),
         ("1024:256~x", "these are no lengths"),
         ("1024:256~1", "the spread 1 must be below 1"),
         ("0:256", "0 must be whole tokens"),
-        ("0.3:2", "0.3 must be whole tokens"),
-        ("99999K:2", "99999K must be whole tokens"),
         ("1K@50..5", "P:D rise"),
-        ("1K@0", "P:D rise"),
         ("1@14", "the total must be at least 2"),
         ("1024", "1024: no such file, nor a shipped configuration"),
-        ("", "nor a shipped configuration"),
     ],
 )
 def test_a_wrong_word(word: str, problem: str) -> None:

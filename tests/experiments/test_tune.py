@@ -196,6 +196,8 @@ def test_a_calibration_is_of_its_device_and_its_engine(config: Path) -> None:
     assert elsewhere.scenario.engine.admission_s == 0.002
     with pytest.raises(UserError, match="is of vllm, and this scenario has sglang"):
         deployment(config, CLIENTS, given, "stack=sglang", "policy={name: sglang}")
+    with pytest.raises(UserError, match="a score's columns have constants of their own"):
+        cases_of(load_experiment(str(config), [given]), [bench(config, CLIENTS, vllm)])
     for old, new, problem in (
         ("1.5", "fast", "kernels: value 'fast': must be a number"),
         ("1.5", "0", "kernels: value 0: must be at least 0.1"),
@@ -313,17 +315,3 @@ def test_no_server_is_faster_than_its_weights_can_be_read(config: Path) -> None:
     assert [one[: len(said)] for one in found.content()["too_fast"]] == [said]
     assert found.fitted.overheads.kernels == least_kernels(alone)
     assert found.calibration.kernels == round(least_kernels(alone), 4)
-
-
-def test_a_run_takes_the_calibration_and_score_does_not(config: Path) -> None:
-    """FACTORS' kernels take 1.5 times as long, and its host 4 ms an iteration."""
-    out = config.with_name("tuned.yaml")
-    out.write_text(FACTORS)
-    run, changes = bench(config, CLIENTS, vllm), [f"calibration={out}"]
-    plain, ours = (
-        simulated(deployment(config, CLIENTS, *some)).requests["tpot_s"].mean()
-        for some in ([], changes)
-    )
-    assert ours > 1.5 * plain
-    with pytest.raises(UserError, match="a score's columns have constants of their own"):
-        cases_of(load_experiment(str(config), changes), [run])

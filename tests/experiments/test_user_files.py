@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -11,14 +10,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import pytest
 
-from sarathi_sim.experiments.results import read_summary, result_folder
+from sarathi_sim.experiments import cli
+from sarathi_sim.experiments.report.render import consoles
+from sarathi_sim.experiments.results import result_folder
 from sarathi_sim.profiler.storage.files import LARGEST_FILE, open_file, read_bounded
 from sarathi_sim.profiler.storage.folder_lock import held, is_held
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
-from tests.experiments.small_config import ROOT, SMALL, Write, refused, summary_of
+from tests.experiments.small_config import ROOT, SMALL, Write, called, refused
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -86,23 +89,6 @@ def test_the_opener(tmp_path: Path) -> None:
         read_bounded(tmp_path / "large")
 
 
-def test_a_number_of_400_digits_in_a_summary(copy: Path, tmp_path: Path) -> None:
-    summary = summary_of(copy)
-    for numbers in summary["scenarios"].values():
-        numbers["makespan_s"] = 10**400
-    (copy / "summary.json").write_text(json.dumps(summary))
-    assert read_summary(copy) == {}
-    for command in ("report", "plot"):
-        assert str(copy) in refused(command, copy, "--out", tmp_path / f"{command}.html")
-
-
-def test_a_rate_beyond_all_clocks(write_config: Write) -> None:
-    varying = "workload.arrivals={kind: varying, rates: [{at_s: 0, rate: 1.0e-9}]}"
-    line = refused("run", "--dry-run", write_config(SMALL), "--set", varying)
-    assert "workload.arrivals.rates: value " in line
-    assert "the last request arrives after" in line
-
-
 def test_an_out_that_cannot_be_written_names_the_option(
     write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,3 +146,67 @@ def test_names_beyond_ascii_in_the_locale_c(write_config: Write, tmp_path: Path)
     command += ["--quiet", "--out", "\u00e9"]
     subprocess.run(command, cwd=folder, env=environment, check=True)
     assert (folder / "\u00e9/summary.json").is_file()
+
+
+# Encodings and terminals; commands that are interrupted -----------------------------------------
+
+
+def test_tables_are_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    assert [console.width for console in consoles()] == [72, 72]
+    monkeypatch.delenv("COLUMNS")
+    assert consoles()[0].width == 10_000
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [
+        (signal.SIGTERM, 128 + signal.SIGTERM, ""),
+        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.slow),
+    ],
+)
+def test_interrupted_runs_leave_nothing(
+    result: Path, tmp_path: Path, number: signal.Signals, code: int, message: str
+) -> None:
+    """Stopped while it writes: the figures take longer than all the rest of this run.
+
+    It is the run of ``result``, whose op times are kept already.
+    """
+    words = ["run", str(result / "config.yaml"), "--out", str(tmp_path / "a")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "sarathi_sim", *words],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        while process.poll() is None and not any(tmp_path.glob(".a.*/figures")):
+            sleep(0.01)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors.strip()) == (code, message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [(signal.SIGTERM, 143, ""), (signal.SIGINT, 130, "interrupted\n")],
+)
+def test_a_signal_counts_whatever_it_was_turned_into(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, message: str
+) -> None:
+    """Compiled code, such as numpy's, may raise an error of its own when it is interrupted."""
+
+    def load(*_: object) -> None:
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            raise TypeError("Cannot compare structured arrays") from error
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr("sarathi_sim.experiments.config.loading.load_experiment", load)
+    monkeypatch.setattr(cli, "signals_received", [])
+    cli.end_on_signals()
+    try:
+        done = called("run", "--dry-run", "gpt3_pp", code=code)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert done.stderr == message

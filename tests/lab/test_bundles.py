@@ -380,7 +380,7 @@ def test_errors_say_which_files_a_source_reads(tmp_path: Path) -> None:
         for folder in (tmp_path / "absent", tmp_path):
             with pytest.raises((BundleError, FileNotFoundError)) as caught:
                 import_bundle(name, folder, "llama-3-8b", 1)
-            assert source.files in str(caught.value) and "\n" not in str(caught.value)
+            assert source.FILES in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

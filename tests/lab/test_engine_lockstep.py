@@ -11,11 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.experiments.lab.engines.session import (
-    first_difference,
-    lockstep,
-    measured_records,
-)
+from sarathi_sim.experiments.lab.engines.session import first_difference, lockstep, measured_records
 from sarathi_sim.policies.catalogue import build
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request

@@ -68,12 +68,12 @@ def test_the_errors_are_those_of_what_a_fit_did_not_see(monkeypatch: pytest.Monk
         for found, predict in zip(miss, (model.predict, model.roofline), strict=True):
             found[half == fold] = 100 * np.abs(predict(devices.columns_of(unseen)) / time - 1)
     (row,) = devices.report(fitted).to_dict("records")
-    for name, found in zip(("", "roofline_"), miss, strict=True):
-        stated = [row[f"{name}{kind}_pct"] for kind in ("median", "p95", "worst")]
+    for name, found in zip(("", "roofline alone: "), miss, strict=True):
+        stated = [row[f"{name}{kind}"] for kind in ("median", "p95", "worst")]
         assert stated == pytest.approx(np.quantile(found, [0.5, 0.95, 1.0]), abs=0.006)
-    assert row["rows"] == len(rows) and row["p95_pct"] < 0.5 * row["roofline_p95_pct"]
+    assert row["rows"] == len(rows) and row["p95"] < 0.5 * row["roofline alone: p95"]
     # The bins part the rows, and a check of other rows is scored by the final fit.
-    where = devices.structure(fitted).set_index("where")["median_pct"]
+    where = devices.structure(fitted).set_index("where")["median"]
     for name, some in (("0 < m <= 128", rows["m"] <= 128), ("128 < m <= 4096", rows["m"] > 128)):
         assert where[name] == pytest.approx(np.median(miss[0][some]), abs=0.006)
     assert where["one and a half times as slow"] == pytest.approx(100 / 3, abs=2)
@@ -128,7 +128,7 @@ def test_a6000_calibration_is_what_the_device_file_records(tmp_path: Path) -> No
     stored = devices.report(devices.fitted_devices("a6000")["a6000"])
     result = devices.calibrate("a6000", public_datasets(), date="2025-01-01")
     found = devices.report(result.fitted)
-    for column in ("median_pct", "p95_pct", "roofline_median_pct"):
+    for column in ("median", "p95", "roofline alone: median"):
         np.testing.assert_allclose(found[column], stored[column], rtol=0.15, atol=0.3)
     first = [path.read_bytes() for path in result.write(tmp_path)]
     assert first == [path.read_bytes() for path in result.write(tmp_path)]

@@ -326,13 +326,13 @@ def test_the_newest_version_that_has_the_number_format_counts(tmp_path: Path) ->
     older = {**GEMM, "gemm_dtype": "int4_wo", "latency": 0.002}
     put_table(tmp_path, "gemm/trtllm/1.3.0rc5/gemm_perf.parquet", {**GEMM, "latency": 9.0}, older)
     put_table(tmp_path, "gemm/trtllm/1.3.0rc20/gemm_perf.parquet", GEMM)
-    newest, before = tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "bf16")
+    newest, before = tables.gemms((tmp_path, "h100-80g-sxm", "trtllm"), "bf16")
     assert (newest[1], before[1]) == ("1.3.0rc20", "1.3.0rc5")
     assert newest[0].to_dict("records") == [{"m": 8, "n": 512, "k": 1024, "time_us": 4.0}]
-    ((_, version),) = tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "int4_wo")
+    ((_, version),) = tables.gemms((tmp_path, "h100-80g-sxm", "trtllm"), "int4_wo")
     assert version == "1.3.0rc5"
-    assert list(tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "nvfp4")) == []
-    assert list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16")) == []
+    assert list(tables.gemms((tmp_path, "h100-80g-sxm", "trtllm"), "nvfp4")) == []
+    assert list(tables.gemms((tmp_path, "h100-80g-sxm", "vllm"), "bf16")) == []
 
 
 def test_a_decode_holds_its_cached_tokens_and_the_new_one(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_decode_holds_its_cached_tokens_and_the_new_one(tmp_path: Path) -> Non
         tmp_path, path, DECODE, windowed, {**DECODE, "kv_cache_dtype": "fp8", "latency": 0.02}
     )
     for kv_dtype, time_us in (("bf16", 10.0), ("fp8", 20.0)):
-        found = tables.decode(tmp_path, "h100-80g-sxm", "vllm", kv_dtype)  # type: ignore[arg-type]
+        found = tables.decode((tmp_path, "h100-80g-sxm", "vllm"), kv_dtype)  # type: ignore[arg-type]
         assert found is not None
         (row,) = found[0].to_dict("records")
         assert (row["batch"], row["context"], row["time_us"]) == (4, 256, time_us)
@@ -354,7 +354,7 @@ def test_with_an_fp8_cache_the_kernel_that_computes_in_fp8_counts(tmp_path: Path
     rows = [{**row, "attn_dtype": a, "latency": t} for a, t in (("fp8", 0.02), ("bfloat16", 0.03))]
     rows += [{**rows[0], "batch_size": 8, "latency": 0.05}, {**rows[0], "step": 9}]
     put_table(tmp_path, "attention/sglang/0.5/context_attention_perf.parquet", *rows)
-    found = tables.prefill(tmp_path, "h100-80g-sxm", "sglang", "fp8")
+    found = tables.prefill((tmp_path, "h100-80g-sxm", "sglang"), "fp8")
     assert found is not None
     assert found[0][["batch", "chunk", "time_us"]].to_numpy().tolist() == [
         [1, 512, 20.0],
@@ -371,7 +371,7 @@ def test_messages_are_bytes_and_kernels_apart(tmp_path: Path) -> None:
     put_table(tmp_path, "comm/vllm/0.24.0/custom_allreduce_perf.parquet", *custom)
     nccl = {**row, "nccl_dtype": "half", "op_name": "all_reduce", "latency": 0.006}
     put_table(tmp_path, "comm/nccl/2.29/nccl_perf.parquet", nccl, {**nccl, "op_name": "alltoall"})
-    found = tables.all_reduces(tmp_path, "h100-80g-sxm", "vllm")
+    found = tables.all_reduces((tmp_path, "h100-80g-sxm", "vllm"))
     times = {kernel: rows.to_dict("records") for kernel, (rows, _) in found.items()}
     assert times == {
         kernel: [{"num_bytes": 256, "gpus": 2, "time_us": time_us}]
@@ -390,7 +390,7 @@ def test_messages_are_bytes_and_kernels_apart(tmp_path: Path) -> None:
 def test_impossible_cells(tmp_path: Path, change: dict[str, object], message: str) -> None:
     put_table(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {**GEMM, **change})
     with pytest.raises(BundleError, match=message):
-        list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
+        list(tables.gemms((tmp_path, "h100-80g-sxm", "vllm"), "bf16"))
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -398,12 +398,12 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
         tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {"gemm_dtype": "bfloat16", "m": 1}
     )
     with pytest.raises(BundleError, match=r"column 'n' is missing; has \['gemm_dtype', 'm'\]"):
-        list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
+        list(tables.gemms((tmp_path, "h100-80g-sxm", "vllm"), "bf16"))
     file.write_bytes(b"no parquet")
     with pytest.raises(BundleError, match=r"gemm_perf\.parquet: not a parquet table"):
-        list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
+        list(tables.gemms((tmp_path, "h100-80g-sxm", "vllm"), "bf16"))
     with pytest.raises(FileNotFoundError, match="l40s: no such folder"):
-        list(tables.gemms(tmp_path, "l40s", "vllm", "bf16"))
+        list(tables.gemms((tmp_path, "l40s", "vllm"), "bf16"))
 
 
 def test_windows_are_tables_of_their_own(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_windows_are_tables_of_their_own(tmp_path: Path) -> None:
     put_table(tmp_path, path.replace("vllm/0.24.0", "sglang/0.5"), without)
 
     def times(stack: str, window: int) -> list[float]:
-        found = tables.decode(tmp_path, "h100-80g-sxm", stack, "bf16", window)
+        found = tables.decode((tmp_path, "h100-80g-sxm", stack), "bf16", window)
         return [] if found is None else found[0]["time_us"].tolist()
 
     assert [times("vllm", window) for window in (0, 128, 64)] == [[10.0], [500.0], []]

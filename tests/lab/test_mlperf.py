@@ -20,7 +20,7 @@ from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.inputs import host_times
 from sarathi_sim.experiments.config.loading import check_scenario
-from sarathi_sim.experiments.lab.servers import capacity_error, mlperf
+from sarathi_sim.experiments.lab.servers import mlperf
 from sarathi_sim.experiments.lab.servers.mlperf import (
     CAPACITY,
     LATENCIES,
@@ -332,7 +332,7 @@ def test_constants_come_from_other_systems_and_the_capacity_is_carried(tmp_path:
     assert not found.refused
     assert list(found.host.host_iteration_s.values()) == pytest.approx([0.007, 0.007], rel=0.02)
     found.write(tmp_path)
-    kept = pd.read_csv(tmp_path / capacity_error.ROWS)
+    kept = pd.read_csv(tmp_path / mlperf.CAPACITIES)
     assert list(kept["id"]) == [run.id for run in found.runs if run.stopped]
     assert "half_width" in (tmp_path / "capacity_error.yaml").read_text()
     for run in found.runs:
@@ -401,27 +401,27 @@ def test_an_error_of_capacities_covers_cells_that_were_left_out() -> None:
     """Of n errors the ceil(0.9 (n + 1))-th smallest: of 19 the 18th, of 9 the largest."""
     tenths = [n / 100 for n in range(1, 10)]
     rows = of_cells(a=tenths, b=[-0.2, 0.5] + [0.0] * 8, **{"c, mixtral-8x7b": [0.9]})
-    assert capacity_error.half_widths(rows) == pytest.approx({"dense": 0.2, "mixture": 0.5})
+    assert mlperf.half_widths(rows) == pytest.approx({"dense": 0.2, "mixture": 0.5})
     # Without b the half-width is a's largest, 0.09; without a the 10 of b have their largest, 0.5.
     # The mixture has the 18th of the others.
-    held = capacity_error.inside(rows)
+    held = mlperf.within_error(rows)
     assert held == [True] * 9 + [False, False] + [True] * 8 + [False]
 
 
 def test_the_shipped_error_of_capacities_is_that_of_the_recorded_runs() -> None:
-    rows, shipped = capacity_error.recorded(), shipped_error()
-    again = capacity_error.fitted(rows)
+    rows, shipped = mlperf.recorded(), shipped_error()
+    again = mlperf.fitted_error(rows)
     assert again == replace(shipped, date=again.date, half_width=again.half_width)
     assert again.half_width == pytest.approx(shipped.half_width)
-    dense = rows[[not capacity_error.is_mixture(cell) for cell in rows["cell"]]]
+    dense = rows[[not mlperf.is_mixture(cell) for cell in rows["cell"]]]
     errors = sorted(abs(math.log(p / m)) for m, p in dense.iloc[:, 2:].to_numpy())
     assert (len(rows), len(errors)) == (35, 31)
     assert shipped.half_width["dense"] == pytest.approx(errors[math.ceil(0.9 * 32) - 1])
     # Each run with a half-width that its own system did not see, of at most 25 %.
     held = 0
     for cell, measured, predicted in rows.iloc[:, 1:].to_numpy():
-        half = capacity_error.half_widths(rows[rows["cell"] != cell])
-        widest = half["mixture" if capacity_error.is_mixture(cell) else "dense"]
+        half = mlperf.half_widths(rows[rows["cell"] != cell])
+        widest = half["mixture" if mlperf.is_mixture(cell) else "dense"]
         assert math.expm1(widest) <= 0.25
         held += math.exp(-widest) <= measured / predicted <= math.exp(widest)
     assert held == shipped.inside >= 29 / 34 * len(rows)

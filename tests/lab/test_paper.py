@@ -208,7 +208,7 @@ def test_reproduce_writes_what_it_prints(tmp_path: Path, monkeypatch: pytest.Mon
     assert rows[0]["paper"] == 92.33 and rows[0]["ok"] is True
     assert "predicted: 2 of 2 reproduced" in output
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert json.loads(called(*words, "--json").stdout) == {"claims": rows}
+    assert json.loads(called(*words, "--json").stdout) == {"schema": 1, "claims": rows}
     one_variant = called("lab", "reproduce", "tp_batch", "--variant", "predicted").output
     assert "predicted: 1 of 1" in one_variant and "paper-calibrated" not in one_variant
     listing = called("lab", "reproduce", "--list").output
@@ -235,6 +235,7 @@ def test_the_gallery_serves_nothing_again(tmp_path: Path, monkeypatch: pytest.Mo
         Machine, "serve", lambda self, *words: served.append(words) or serve(self, *words)
     )
     monkeypatch.setattr(figures, "FIGURES", ())
+    monkeypatch.setattr(figures, "_described", lambda: {"figures": {}})
     labs = [Lab(name) for name in VARIANTS]
     ids = [id for id in PAPER if re.match(r"peak_\d+b_.*_gain", id)]
     gains = claims.reproduce(claims.pick_claims(ids), labs)
@@ -249,6 +250,25 @@ def test_the_gallery_serves_nothing_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert "| `grid-padded` | 1.00 [1.00, 1.00] | 2.00 [2.00, 2.00] |" in tables
     assert len(re.findall("^## ", tables, re.MULTILINE)) == 6
     assert (tmp_path / "tornado.png").is_file()
+
+
+def test_a_described_chart_shows_its_quantities_beside_the_papers() -> None:
+    """What stands in braces is filled in; each named series is a quantity's values, the paper's
+    are claims; and every figure names quantities that exist."""
+    lab = Lab("predicted")
+    prefill, decode = figures.quantity_charts("single_layer", [lab])
+    l_128, *_, peak = prefill.series
+    assert l_128.name == "L = 128" and l_128.x.tolist() == [1, 2, 4, 8, 16]
+    assert l_128.y[1] == quantities.prefill_rate(lab.a6000, 128, 2)
+    assert peak.y.tolist() == [PAPER["prefill_peak"].paper] * 2 and decode.edge == 256
+    described = figures._described()["figures"]
+    filled = figures._filled(described["throughput_over_pd"][0], {"rule": "fill", "length": 2048})
+    assert filled["title"] == "2K, B = 10, fill: C - decodes"
+    assert [one["x"] for one in filled["series"] if "x" in one] == [[balanced(256, 10)]]
+    assert filled["series"][-1]["each"]["chunk 512"][1] == {"policy": 512, "rule": "fill"}
+    parts = [one for panels in described.values() for panel in panels for one in panel["series"]]
+    named = {one[key] for one in parts for key in ("curves", "bars", "totals") if key in one}
+    assert named and all(hasattr(quantities, name) for name in named)
 
 
 def test_the_schedule_has_the_papers_bubbles() -> None:

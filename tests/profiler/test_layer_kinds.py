@@ -90,11 +90,11 @@ def test_a_recurrent_layer_is_its_convolution_and_its_scan(tmp_path: Path) -> No
         {**scan, "phase": "generation", "seq_len": 1, "latency": 0.005})  # fmt: skip
     known = {"batch": 2, "heads": 8, "kv_heads": 2}
     for kind, chunk, time_us in (("prefill", 64, 23.0), ("decode", 1, 7.0)):
-        found = tables.recurrent(tmp_path, "h100-80g-sxm", "vllm", kind)
+        found = tables.recurrent((tmp_path, "h100-80g-sxm", "vllm"), kind)
         assert found is not None and found[1] == "0.24.0"
         (row,) = found[0].to_dict("records")
         assert row == {**known, "chunk": chunk, "time_us": pytest.approx(time_us)}
-    assert tables.recurrent(tmp_path, "h100-80g-sxm", "sglang", "decode") is None
+    assert tables.recurrent((tmp_path, "h100-80g-sxm", "sglang"), "decode") is None
 
 
 def test_blocks_of_sparse_attention_are_of_one_model_format_and_indexer(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_blocks_of_sparse_attention_are_of_one_model_format_and_indexer(tmp_path
         {**DSA, "gemm_type": "fp8_block", "latency": 0.5})  # fmt: skip
     for dtype, time_us in (("bf16", 1500.0), ("fp8_block", 500.0)):
         found = tables.sparse(
-            tmp_path, "h100-80g-sxm", "sglang", "prefill", "fp8", DSA["architecture"], dtype
+            (tmp_path, "h100-80g-sxm", "sglang"), "prefill", "fp8", DSA["architecture"], dtype
         )  # type: ignore[arg-type]
         assert found is not None and found[0].to_dict("records") == [
             {"heads": 8, "chunk": 4096, "context": 128, "time_us": time_us}

@@ -160,16 +160,18 @@ def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_pa
         {**ROW, "distribution": "power_law_1.2"},
     ]
     put_table(tmp_path, "moe/vllm/0.24.0/moe_perf.parquet", ROW, slow, *others)
-    plain = kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "bf16", "balanced", gated=False)
+    plain = kernel_tables.experts(
+        (tmp_path, "h100-80g-sxm", "vllm"), "bf16", "balanced", gated=False
+    )
     assert plain is not None and plain[0][["hidden", "top_k"]].to_numpy().tolist() == [
         [2048, 22], [4096, 8]
     ]  # fmt: skip
-    found = kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "bf16", "balanced")
+    found = kernel_tables.experts((tmp_path, "h100-80g-sxm", "vllm"), "bf16", "balanced")
     assert found is not None and found[1] == "0.24.0"
     (row,) = found[0].to_dict("records")
     assert tuple(row[name] for name in moe.SHAPE) == (2048, 768, 8, 128, 1, 4)
     assert (row["tokens"], row["time_us"]) == (64, 50.0)
-    assert kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "fp8", "balanced") is None
+    assert kernel_tables.experts((tmp_path, "h100-80g-sxm", "vllm"), "fp8", "balanced") is None
 
 
 def test_tokens_that_deepseeks_gate_grouped_are_not_balanced(tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ def test_tokens_that_deepseeks_gate_grouped_are_not_balanced(tmp_path: Path) -> 
         (stack, spread): found[0]["hidden"].tolist()
         for stack in ("vllm", "trtllm")
         for spread in ("balanced", "power_law_1.2")
-        if (found := kernel_tables.experts(tmp_path, "h100-80g-sxm", stack, "bf16", spread))
+        if (found := kernel_tables.experts((tmp_path, "h100-80g-sxm", stack), "bf16", spread))
     }
     assert hidden == {
         ("vllm", "balanced"): [2048], ("vllm", "power_law_1.2"): [7168],
@@ -193,7 +195,7 @@ def test_an_all_to_all_is_read_in_bytes(tmp_path: Path) -> None:
     row = {"op_name": "alltoall", "nccl_dtype": "half", "num_gpus": 4, "latency": 0.02}
     other = {**row, "op_name": "all_reduce", "message_size": 512}
     put_table(tmp_path, "comm/nccl/2.27/nccl_perf.parquet", {**row, "message_size": 512}, other)
-    found = kernel_tables.all_to_alls(tmp_path, "h100-80g-sxm")
+    found = kernel_tables.all_to_alls((tmp_path, "h100-80g-sxm", "vllm"))
     assert found is not None
     assert found[0].to_dict("records") == [{"num_bytes": 1024, "gpus": 4, "time_us": 20.0}]
 
@@ -341,7 +343,7 @@ def test_experts_without_gates_count_as_gated_ones_of_two_thirds_of_the_width() 
 def test_experts_without_gates_take_as_long_as_measured(device: str) -> None:
     """Nemotron 3 Nano's in vLLM: the band holds, and most are far inside of it."""
     found = kernel_tables.experts(
-        public_datasets(), device, "vllm", "bf16", "power_law_1.2", gated=False
+        (public_datasets(), device, "vllm"), "bf16", "power_law_1.2", gated=False
     )
     assert found is not None
     rows = found[0].query("hidden == 2688 and ep == 1 and tp <= 4")

@@ -63,11 +63,11 @@ def test_an_exchange_is_dispatch_and_combine_of_one_ranks_tokens(tmp_path: Path)
     put_table(tmp_path, "comm/sglang/0.5/wideep_deepep_normal_perf.parquet", *wide)
     size = {"hidden": 7168, "top_k": 8, "experts": 256, "tokens": 16}
     of = (tmp_path, "h100-80g-sxm", "sglang")
-    found = kernel_tables.deepep(*of, "low_latency", True)
+    found = kernel_tables.deepep(of, "low_latency", True)
     assert found and found[0].to_dict("records") == [{**size, "ranks": 16, "time_us": 76.0}]
-    found = kernel_tables.deepep(*of, "normal", False)
+    found = kernel_tables.deepep(of, "normal", False)
     assert found and found[0].to_dict("records") == [{**size, "ranks": 8, "time_us": 13.0}]
-    assert kernel_tables.deepep(*of, "normal", True) is None
+    assert kernel_tables.deepep(of, "normal", True) is None
 
 
 def test_the_experts_of_a_load_balancer_are_its_slots(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_experts_of_a_load_balancer_are_its_slots(tmp_path: Path) -> None:
     few = {**plain, "moe_ep_size": 8}
     slow = {**plain, "num_tokens": 128}
     put_table(tmp_path, "moe/trtllm/1.3/moe_perf.parquet", plain, few, slow)
-    of = (tmp_path, "h100-80g-sxm", "trtllm", "nvfp4", "power_law_1.2")
+    of = ((tmp_path, "h100-80g-sxm", "trtllm"), "nvfp4", "power_law_1.2")
     found = kernel_tables.even_experts(*of)  # type: ignore[arg-type]
     assert found and found[0][["experts", "tokens", "time_us"]].to_numpy().tolist() == [
         [288, 64, 200.0]

@@ -47,8 +47,6 @@ from sarathi_sim.profiler.storage.strict import UserError
 
 MODULE = "sarathi_sim.experiments.lab.engines.first_light"
 
-# The steps ----------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class HourStep:
@@ -166,9 +164,6 @@ def published_collectives(out: Path, model: str, tp: int) -> Path:
     return path
 
 
-# The process of a step ----------------------------------------------------------------------------
-
-
 def probe(out: Path, rehearsal: bool) -> str:
     """Versions, memory and clocks, in ``results/probe.json``; in a few words. A rehearsal takes the
     CPU where there is no GPU. Raises ProfileError for that otherwise, and for another GPU than the
@@ -244,8 +239,6 @@ def main() -> int:
         return 2
     return 0
 
-
-# The ledger and the archive -----------------------------------------------------------------------
 
 LEDGER = "ledger.json"
 _FORMAT = "sarathi-sim first light 2"
@@ -326,8 +319,6 @@ def unpack(archive: Path, folder: Path) -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
-
-# The hour -----------------------------------------------------------------------------------------
 
 #: With less time than this a profile that failed is not tried again.
 _AGAIN_S = 15.0

@@ -408,9 +408,6 @@ ENGINES: dict[str, tuple[type[_Player], type[Any]]] = {
 _REMOTE = ("pd", "decode_bench", "pd spec")
 
 
-# The simulator's loop with recorded times -------------------------------------------------------
-
-
 def play_back(
     requests: Sequence[Request],
     scheduler: Scheduler,

@@ -67,8 +67,6 @@ MOST_OF_TARGET = 0.5
 its own error is larger than the machine's."""
 
 
-# The grid of synthetic work ---------------------------------------------------------------------
-
 _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
 
 
@@ -100,21 +98,13 @@ def in_situ_bundle(
         op: {key: Timing(median(times), relative_iqr(times)) for key, times in by_size.items()}
         for op, by_size in samples.items()
     }
-    send = pd.DataFrame(
-        {"num_bytes": [1, 2**30], "scope": "intra_node", "time_us": max(send_s * 1e6, 0.1)}
-    )
+    sizes = {"num_bytes": [1, 2**30], "scope": "intra_node", "time_us": max(send_s * 1e6, 0.1)}
+    send, today = pd.DataFrame(sizes), date.today().isoformat()
+    notes = "measured in the running engine; edge ops hold all that a stage does beside layers"
     meta = schema.BundleMeta(
-        device=device,
-        model=spec.model.name,
-        model_spec=spec.model,
-        tp=spec.tp,
-        source="measured",
-        created=date.today().isoformat(),
-        generator="sarathi-sim validate",
-        dtype=spec.dtype,
-        num_layers_profiled=sum(spec.layers),
-        notes="measured in the running engine; edge ops hold all that a stage does beside layers",
-    )
+        device, spec.model.name, spec.model, spec.tp, "measured", today, "sarathi-sim validate",
+        dtype=spec.dtype, num_layers_profiled=sum(spec.layers), notes=notes,
+    )  # fmt: skip
     return Bundle(meta, **tables_of(points) | {"send_recv": send})
 
 
@@ -140,9 +130,6 @@ def _keys(
     else:
         keys[SKEWED] = (len(contexts), round(sum(contexts) / len(contexts)), max(contexts))
     return keys
-
-
-# The engine's log in the simulator's terms ------------------------------------------------------
 
 
 def clocks(run: EngineRun) -> tuple[Floats, Floats]:
@@ -179,11 +166,8 @@ def links(*runs: EngineRun) -> Links:
     receiver."""
     sends, turnarounds = zip(*map(_sends_and_turnaround, runs), strict=True)
     decide = [run.stages.start[:, 0] - clocks(run)[0] for run in runs]
-    return Links(
-        np.median(sends, axis=0),
-        float(np.median(turnarounds)),
-        float(np.median(np.concatenate(decide))),
-    )
+    turnaround_s, decide_s = (float(np.median(each)) for each in (turnarounds, np.hstack(decide)))
+    return Links(np.median(sends, axis=0), turnaround_s, decide_s)
 
 
 def _sends_and_turnaround(run: EngineRun) -> tuple[Floats, float]:
@@ -216,11 +200,8 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
              "padding")  # fmt: skip
     columns = dict.fromkeys(ITERATION_COLUMNS, np.zeros(len(rows)))
     columns |= dict(zip(names, np.array(rows, float).reshape(-1, len(names)).T, strict=True))
-    columns |= {
-        "ready_s": times.start[:, 0].copy(),
-        "finish_s": times.finish[:, -1].copy(),
-        "send_s": np.full(len(rows), around.send_s),
-    }
+    columns |= {"ready_s": times.start[:, 0].copy(), "finish_s": times.finish[:, -1].copy()}
+    columns["send_s"] = np.full(len(rows), around.send_s)
     log = ReplicaLog(
         layers=(1,) * times.start.shape[1],
         switches=Switches(lazy=True, turnaround_s=around.turnaround_s),
@@ -313,9 +294,6 @@ def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) 
     }
 
 
-# Predictions ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class StageTimePrediction:
     """``offset_s + factor *`` the bundle's time of a stage; (0, 1) is the bundle alone. No layer
@@ -334,14 +312,9 @@ class StageTimePrediction:
         chunking = cell.scenario.policy.build().chunking
         # A micro-batch may hold several chunks.
         rows = 0 if chunking is None else chunking.rows + cell.max_batch
-        predictor = BundlePredictor(
-            bundle_times(bundle),
-            max_tokens=max(2 * cell.max_length, rows),
-            max_length=cell.max_length,
-            max_batch=cell.max_batch,
-            scope="intra_node",
-            num_stages=len(cell.layers),
-        )
+        sizes: Any = {"max_length": cell.max_length, "max_batch": cell.max_batch}
+        sizes |= {"max_tokens": max(2 * cell.max_length, rows), "num_stages": len(cell.layers)}
+        predictor = BundlePredictor(bundle_times(bundle), scope="intra_node", **sizes)
         return StageTimePrediction(cell, predictor, links)
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -399,9 +372,6 @@ def isolated_bundle(root: Path, spec: EngineSpec, environment: Facts) -> Bundle 
             if (meta.source, meta.dtype, meta.environment.get(hardware)) == wanted:
                 return bundle
     return None
-
-
-# The disturbance of a run -----------------------------------------------------------------------
 
 
 def lost(
@@ -529,6 +499,7 @@ class Session:
         records = {"measured": measured_records(run, requests, cell.scheduler())}
         records |= {name: each.simulate(requests) for name, each in predictions.items()}
         whole = {name: totals(each) for name, each in records.items()}
+        timed = log.ops[..., : len(TIMED_OPS)].sum()
         kinds = [
             "decode" if not d.chunks else "mixed" if len(d.decodes) > d.padding else "prefill"
             for d in decisions
@@ -537,15 +508,11 @@ class Session:
             agreement=agreement(run, cell),
             lost=lost(self.spec.device, run, requests, cell.scheduler),
             # Norms, rotary, activation and residuals are timed with the Python code between ops.
-            op_share=float(
-                (log.ops[..., : len(TIMED_OPS)].sum() + log.ops[..., -1].sum())
-                / (log.finish - log.start).sum()
-            ),
+            op_share=float((timed + log.ops[..., -1].sum()) / (log.finish - log.start).sum()),
             steps=pd.DataFrame({"micro_batch": np.arange(len(decisions)), "kind": kinds}),
             measured_iterations=(times.finish - times.start).sum(axis=1),
             iterations={
-                name: each.stages(decisions, requests).sum(axis=1)
-                for name, each in predictions.items()
+                n: each.stages(decisions, requests).sum(axis=1) for n, each in predictions.items()
             },
             measured=whole.pop("measured"),
             whole=whole,
@@ -563,8 +530,6 @@ def agreement(run: EngineRun, cell: Cell) -> Agreement:
     digest = hashlib.sha256(batches.encode()).hexdigest()
     return Agreement(float(difference is None), digest, difference, errors)
 
-
-# Runs of the engine -----------------------------------------------------------------------------
 
 _SILENT_S = 30.0
 """An engine that gives no sign of life for so many seconds has failed."""

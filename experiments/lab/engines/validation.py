@@ -44,12 +44,8 @@ REPLAY_TARGET = 0.03
 PREDICTIONS = ("calibrated", "grid")
 _RATIOS = {"makespan_s": "makespan", "bubble_s.mean": "bubble_per_request"}
 """The metrics that the ``compare`` section of a validation may name."""
-_MEASURED = {
-    "makespan": "makespan_s",
-    "throughput": "tokens_per_s",
-    "bubble": "bubble_s",
-    "bubble_per_request": "bubble_per_request_s",
-}
+_MEASURED = {name: f"{name}_s" for name in ("makespan", "bubble", "bubble_per_request")}
+_MEASURED["throughput"] = "tokens_per_s"
 """The measured totals in a report, with their names."""
 
 Comparisons = dict[str, list[Comparison]]
@@ -64,14 +60,12 @@ def load_validation(config: str, assignments: Assignments = ()) -> Experiment:
     experiment = load_experiment(shipped if named else config, assignments)
     for name, ratio in experiment.compare.items():
         if ratio.metric not in _RATIOS:
-            raise UserError(
-                f"{experiment.file}: compare.{name}.metric: value {ratio.metric!r}: "
-                f"a validation compares {' or '.join(_RATIOS)}"
-            )
+            where = f"{experiment.file}: compare.{name}.metric: value {ratio.metric!r}"
+            raise UserError(f"{where}: a validation compares {' or '.join(_RATIOS)}")
     return experiment
 
 
-def check_machine(*, realtime: bool) -> None:
+def check_machine(*, realtime: bool = False) -> None:
     """Raises UserError if the engine cannot run here."""
     if importlib.util.find_spec("torch") is None:
         raise UserError(
@@ -107,10 +101,9 @@ def evaluate_all(sessions: Sequence[Session], progress: Progress) -> Comparisons
         if cell.name in repeat.served
     ]
     outcomes: Comparisons = {}
-    for done, (session, repeat, cell) in enumerate(jobs):
-        progress("simulations", done, len(jobs))
+    for done, (session, repeat, cell) in enumerate(jobs, 1):
         outcomes.setdefault(cell.name, []).append(session.evaluate(repeat, cell))
-    progress("simulations", len(jobs), len(jobs))
+        progress("simulations", done, len(jobs))
     return outcomes
 
 
@@ -215,16 +208,14 @@ def report(
             else:
                 accepted[cell.name] = quiet
                 cells[cell.name] |= _compared(outcomes[cell.name], quiet)
+    gates = {"drift": MOST_DRIFT, "fewest_repeats": FEWEST_REPEATS}
+    gates["lost_of_target"] = MOST_OF_TARGET
     result: dict[str, Any] = {
         "format": VALIDATION_FORMAT,
         "name": experiment.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
-        "gates": {
-            "drift": MOST_DRIFT,
-            "fewest_repeats": FEWEST_REPEATS,
-            "lost_of_target": MOST_OF_TARGET,
-        },
+        "gates": gates,
         "quiet": all(entry["quiet"] for entry in repeats.values()),
         "repeats": repeats,
         "cells": cells,

@@ -231,14 +231,11 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
     for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
         of, spec = (f"{name.upper()} (Vidur)", "the other models"), load_device(device)
         bundles = [on(rows, spec) for rows in vidur.gemms_by_tp(datasets, name)]
-        everything = pd.concat(
-            [rows.assign(bundle=i) for i, rows in enumerate(bundles)], ignore_index=True
-        )
+        numbered = [rows.assign(bundle=i) for i, rows in enumerate(bundles)]
+        everything = pd.concat(numbered, ignore_index=True)
         # A shape that a model shares with others is not fitted either.
-        shapes = pd.MultiIndex.from_frame(everything[["n", "k"]])
-        own = [
-            (everything["model"] == model).to_numpy() for model in np.unique(everything["model"])
-        ]
+        shapes, model = pd.MultiIndex.from_frame(everything[["n", "k"]]), everything["model"]
+        own = [(model == name).to_numpy() for name in np.unique(model)]
         folds = [(np.flatnonzero(~shapes.isin(shapes[m])), np.flatnonzero(m)) for m in own]
         scores = held_out(GEMM, everything, folds)
         layers = scores.groupby(["bundle", "m"])[["predicted_us", "time_us"]].sum()
@@ -270,7 +267,7 @@ def attention(datasets: Path) -> Iterator[Score]:
 
 def messages(datasets: Path) -> Iterator[Score]:
     """All-reduces of 2 MB and more, and transfers, from 26 sizes."""
-    reduces = {f"A40, {n} GPUs (Vidur)": vidur.all_reduce_a40(datasets, n) for n in (2, 4, 8)}
+    reduces = {f"A40, {n} GPUs (Vidur)": vidur.all_reduce(datasets, n) for n in (2, 4, 8)}
     sends = {
         "A100 inside a node (Vidur, 2023)": vidur.p2p_2023(datasets, "intra_node"),
         "A100 between nodes (Vidur, 2023)": vidur.p2p_2023(datasets, "inter_node"),
@@ -326,10 +323,8 @@ def scores_of(spec: StackSpec) -> Iterator[Score]:
             hold = AIMS["kernels"].get(family, {}).get(kind, {"called": kind})
             apart = (why for form, why in hold.get("apart", {}).items() if re.search(form, of))
             aim = tuple(hold["aim"]) if "aim" in hold else None
-            score = Score(
-                f"{family} {which}", source, f"all but {hold['called']}", left.rows,
-                left.median_pct, left.p95_pct, aim, left.covered_pct,
-                f"{family}{variant}: {hold['called']}",
-            )  # fmt: skip
+            names = (f"{family} {which}", source, f"all but {hold['called']}")
+            group, errors = f"{family}{variant}: {hold['called']}", (left.median_pct, left.p95_pct)
+            score = Score(*names, left.rows, *errors, aim, left.covered_pct, group)
             cause = next(apart, hold.get("cause", ""))
             yield score.because(cause, _BAND if left.rows < _FEW_ROWS else "")

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -59,25 +59,10 @@ _PLAIN = {
 _CONTEXTS = (1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144, 8192)
 
 
-@dataclass(frozen=True)
-class PublicSource:
-    """A source of measurements: its reader, the device of a folder, and the files."""
-
-    read: Callable[[Path, ModelSpec, int, DeviceSpec], Measurements]
-    device_of: Callable[[Path], str]
-    files: str
-
-
-A100 = aiconfigurator.A100_DEVICE
-SOURCES = {
-    "vidur": PublicSource(vidur.measurements, lambda _: A100, vidur.FILES),
-    "aiconfigurator": PublicSource(
-        aiconfigurator.measurements, lambda _: A100, aiconfigurator.FILES
-    ),
-    "llmservingsim": PublicSource(
-        llmservingsim.measurements, llmservingsim.measured_on, llmservingsim.FILES
-    ),
-}
+SOURCES: dict[str, Any] = {
+    "vidur": vidur, "aiconfigurator": aiconfigurator, "llmservingsim": llmservingsim
+}  # fmt: skip
+"""Modules with ``measurements`` (the reader), ``measured_on`` (a folder's device), ``FILES``."""
 
 
 def import_bundle(
@@ -92,10 +77,10 @@ def import_bundle(
     if source not in SOURCES:
         raise BundleError(
             f"unknown source {source!r}{did_you_mean(source, SOURCES)}; "
-            f"allowed: {', '.join(f'{name} ({each.files})' for name, each in SOURCES.items())}"
+            f"allowed: {', '.join(f'{name} ({each.FILES})' for name, each in SOURCES.items())}"
         )
     known = SOURCES[source]
-    reads = f"{source} reads {known.files}"
+    reads = f"{source} reads {known.FILES}"
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such folder; {reads}; {WHERE}")
     spec = load_model(model)
@@ -105,8 +90,8 @@ def import_bundle(
     except ValueError as error:
         raise BundleError(str(error)) from None
     try:
-        measured_on = load_device(device or known.device_of(folder))
-        found = known.read(folder, spec, tp, measured_on)
+        measured_on = load_device(device or known.measured_on(folder))
+        found = known.measurements(folder, spec, tp, measured_on)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; {reads}") from None
     return assemble(source, found, measured_on, spec, tp)
@@ -123,11 +108,10 @@ def assemble(
     """
     parts = _parts(found, device, model, tp)
     if not parts.keys() & set(LAYER_GEMMS):
-        shapes = sorted(model.gemms(tp).items())
+        needed = (f"{op} ({gemm.n}, {gemm.k})" for op, gemm in sorted(model.gemms(tp).items()))
         raise BundleError(
             f"{source}: this folder has no GEMM of {model.name} at tp {tp} on {device.name}, "
-            f"and none near one; (n, k) needed: "
-            f"{_listed(f'{op} ({shape.n}, {shape.k})' for op, shape in shapes)}; a run without "
+            f"and none near one; (n, k) needed: {_listed(needed)}; a run without "
             f"profiles asks the calibrated model of {device.name} for all of it"
         )
     marks = {op: f"{part.kind}: {part.origin}" for op, part in parts.items()}

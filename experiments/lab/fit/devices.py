@@ -160,24 +160,24 @@ def fitted_devices(device: str | None) -> dict[str, dict[str, FittedOp]]:
 def report(fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
     """One row an op: rows, held-out median, p95, worst, and the same for the roofline alone."""
     return pd.DataFrame(
-        {
-            **{"op": op, "rows": fit.rows},
-            **asdict(fit.held_out),
-            **{f"roofline_{name}": error for name, error in asdict(fit.roofline_only).items()},
-            "hold_out": fit.hold_out,
-        }
+        {"op": op, "rows": fit.rows, **_percent(fit.held_out),
+         **_percent(fit.roofline_only, "roofline alone: "), "hold_out": fit.hold_out}
         for op, fit in fitted.items()
-    )
+    )  # fmt: skip
 
 
 def structure(fitted: Mapping[str, FittedOp]) -> pd.DataFrame:
     """Held-out errors by ranges of the inputs, tile edges, and rows of other sources."""
     return pd.DataFrame(
-        {"op": op, "kind": kind, "where": where, **asdict(stats)}
+        {"op": op, "kind": kind, "where": where, **_percent(stats)}
         for op, fit in fitted.items()
         for kind, table in (("held out", fit.structure), ("other source", fit.checks))
         for where, stats in table.items()
     )
+
+
+def _percent(stats: ErrorStats, of: str = "") -> dict[str, float]:
+    return {f"{of}{name.removesuffix('_pct')}": error for name, error in vars(stats).items()}
 
 
 def columns_of(frame: pd.DataFrame) -> dict[str, Array]:
@@ -246,8 +246,6 @@ def fold_of(keys: pd.DataFrame, folds: int) -> npt.NDArray[np.int64]:
     shuffled = np.random.default_rng(0).permutation(int(number.max()) + 1)
     return (shuffled[number] % folds).astype(np.int64)
 
-
-# Studies -----------------------------------------------------------------------------------------
 
 BINS = {
     "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),
@@ -423,7 +421,7 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     yield _study("ga102", "attn_decode", form, decodes, words)
     yield from _elementwise(datasets, "a40", a40)
     for gpus in (2, 4, 8):
-        rows = on(vidur.all_reduce_a40(datasets, gpus), a40)
+        rows = on(vidur.all_reduce(datasets, gpus), a40)
         yield _study("ga102", f"all_reduce_{gpus}", LINK, rows, {"gpus": gpus}, "all_reduce")
     for scope in ("intra_node", "inter_node"):
         rows = on(vidur.send_recv_a40(datasets, scope), a40)

@@ -124,9 +124,6 @@ def _covering(errors: Array) -> float:
     return float(np.quantile(errors, 0.9, method="weibull"))
 
 
-# The protocol -----------------------------------------------------------------------------------
-
-
 def rows_left_out(
     rows: pd.DataFrame,
     folds: Folds,
@@ -170,9 +167,6 @@ def every_other(place: npt.NDArray[Any], last: npt.NDArray[Any] | int) -> Folds:
     inner = (place > 0) & (place < last)
     halves = (inner & (place % 2 != first) for first in (0, 1))
     return [(np.flatnonzero(~out), np.flatnonzero(out)) for out in halves if out.any()]
-
-
-# GEMMs ------------------------------------------------------------------------------------------
 
 
 def gemm_kinds(rows: pd.DataFrame, clean: GemmCube, raw: GemmCube, knots: Rows, few: bool) -> Kinds:
@@ -220,9 +214,6 @@ def _gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
 
     shape = rows.groupby(["n", "k"], sort=False).ngroup()
     yield from rows_left_out(rows, leave_one_group_out(shape), fit, ["n", "k"])
-
-
-# Attention --------------------------------------------------------------------------------------
 
 
 def decode_kinds(rows: pd.DataFrame, window: float, by_group: bool) -> Kinds:
@@ -326,9 +317,6 @@ def sparse_kinds(rows: pd.DataFrame, indexer: Indexer) -> Kinds:
         kind: rows_left_out(rows, each(rows, column, inner=False), fit, ["heads"])
         for kind, column in (("sizes", "chunk"), ("heads", "heads"))
     }
-
-
-# Experts and messages ---------------------------------------------------------------------------
 
 
 def moe_tokens(raw: MoeTable, rates: Rates, knots: Rows, scored: Rows) -> Iterator[Errors]:

@@ -70,15 +70,12 @@ from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 from ..sources import aiconfigurator as tables
 from ..sources import llmservingsim as perf
+from ..sources.aiconfigurator import Published, Table
 from ..sources.measurements import source_folder
 from . import holdout
 from .devices import ORIGINS, today
 from .holdout import Errors, Fitted, fitted, microseconds
 
-#: A public table and the version of its stack.
-Table = tuple[pd.DataFrame, str]
-#: Where tables are from: the folder of all measurements, the device, the stack.
-Published = tuple[Path, str, str]
 AnyGemm = GemmLattice | FastestGemm
 
 #: Families of tables that are fitted together.
@@ -157,11 +154,11 @@ def _fits(of: Published, families: Collection[str]) -> Iterator[Fitted]:
     for dtype in formats.MOE_DTYPES if MOE in families else ():
         yield from fit_experts(expert_tables(of, dtype))
     if ALL_REDUCE in families:
-        kernels = without_launches(tables.all_reduces(*of), load_device(device))
+        kernels = without_launches(tables.all_reduces(of), load_device(device))
         yield from _messages(ALL_REDUCE, kernels)
     if "@" in stack:
         return
-    if ALL_TO_ALL in families and (table := tables.all_to_alls(*of[:2])):
+    if ALL_TO_ALL in families and (table := tables.all_to_alls(of)):
         yield from _messages(ALL_TO_ALL, {"nccl": table})
     if WIDE in families:
         yield from fit_wide(of)
@@ -175,14 +172,13 @@ def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
         floor = float(np.median([rows["time_us"].iloc[0] for rows in ones]))
         return round(floor, 2), "measured: norm, activation and rotary of one token"
     # SGLang's table holds dynamic quantisation only, which is two kernels and more.
-    rows = tables.static_quantisation(datasets, device, "vllm" if stack == "sglang" else stack)
+    known = "vllm" if stack == "sglang" else stack
+    rows = tables.static_quantisation((datasets, device, known))
     if rows is None:  # the value on which vLLM's and SGLang's tables agree elsewhere
         return 2.1, "assumed: as on other devices"
     one = rows[(rows["m"] == 1) & (rows["k"] <= 8192)]["time_us"]
     return round(float(one.median()), 2), "measured: static fp8 quantisation of one token"
 
-
-# GEMMs ------------------------------------------------------------------------------------------
 
 #: A table with fewer shapes is a stub.
 _FEWEST_SHAPES = 100
@@ -214,7 +210,7 @@ def _shapes(rows: pd.DataFrame) -> int:
 
 def _gemm_table(of: Published, dtype: formats.WeightDtype) -> Table | None:
     """The newest table that is large enough, and holds times of kernels rather than launches."""
-    for rows, version in tables.gemms(*of, dtype):
+    for rows, version in tables.gemms(of, dtype):
         if _shapes(rows) >= _FEWEST_SHAPES and rows["time_us"].quantile(0.01) <= _LAUNCH_US:
             return rows, version
     return None
@@ -233,13 +229,13 @@ def _gemms_and_attention(of: Published, families: Collection[str]) -> Iterator[F
             continue
         rows, version = found
         if dtype == "fp8" and engine == "trtllm":
-            rows = _without_quantisation(rows, tables.quantisation(datasets, device, engine))
+            rows = _without_quantisation(rows, tables.quantisation((datasets, device, engine)))
         if dtype == "bf16" and "attention" in families:
             bf16 = _as_timed(rows)  # so were the blocks
         if "gemm" in families:
             yield replace(
                 fit_gemm(f"gemm.{dtype}", rows, version, rates_of(device, dtype, "balanced")),
-                kernel=tables.gemm_kernel(*of, dtype, version),
+                kernel=tables.gemm_kernel(of, dtype, version),
                 unlike=tables.UNLIKE.get((engine, version, dtype), ""),
             )
     if "attention" in families:
@@ -267,8 +263,6 @@ def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None)
     left = np.maximum(joined["time_us"] - joined.pop("quant_us"), _LEAST_SHARE * joined["time_us"])
     return joined.assign(time_us=left)
 
-
-# Attention --------------------------------------------------------------------------------------
 
 #: The kernel's time for one token without context, as timed alone (10 to 13 us).
 _FASTEST_US = 10.0
@@ -347,7 +341,7 @@ def attention_fits(of: Published, gemms: GemmLattice | None) -> Iterator[Fitted]
     for kv_dtype, kind in product(formats.KV_DTYPES, ("prefill", "decode")):
         read = tables.prefill if kind == "prefill" else tables.decode
         for window, head_dims in _WINDOWS.items():
-            if (table := read(*of, kv_dtype, window)) is None:
+            if (table := read(of, kv_dtype, window)) is None:
                 continue
             for head_dim in head_dims:
                 rows, version = table[0].query(f"head_dim == {head_dim}"), table[1]
@@ -379,10 +373,10 @@ def latent_rows(
 ) -> Table | None:
     """Rows (heads, kv_heads, chunk or batch and context, time_us) and the stack's version; None
     where nothing usable is published. ``gemms`` are the stack's in bf16."""
-    found = tables.latent(*of, kind, kv_dtype)
+    found = tables.latent(of, kind, kv_dtype)
     if found is None or found[0]["time_us"].quantile(0.01) > _LAUNCH_US:
-        blocks = tables.latent(*of, kind, kv_dtype, whole=True)
-        single = tables.latent(*of, "decode", kv_dtype, whole=True)
+        blocks = tables.latent(of, kind, kv_dtype, whole=True)
+        single = tables.latent(of, "decode", kv_dtype, whole=True)
         if blocks is None or single is None or gemms is None:
             return None
         if not {*blocks[0]["heads"]} <= {*single[0]["heads"]}:
@@ -427,8 +421,8 @@ def sparse_fits(of: Published) -> Iterator[Fitted]:
     for kv_dtype, dtype, (model, name) in product(
         formats.KV_DTYPES, gemms, attention.SPARSE_TABLES.items()
     ):
-        single = tables.sparse(*of, "decode", kv_dtype, _SPARSE[model], dtype)
-        blocks = tables.sparse(*of, "prefill", kv_dtype, _SPARSE[model], dtype)
+        single = tables.sparse(of, "decode", kv_dtype, _SPARSE[model], dtype)
+        blocks = tables.sparse(of, "prefill", kv_dtype, _SPARSE[model], dtype)
         if single is None or blocks is None:
             continue
         spec = load_model(model)
@@ -470,7 +464,7 @@ def sparse_decodes(rows: pd.DataFrame, gemms: AnyGemm, model: str) -> pd.DataFra
 def recurrent_fits(of: Published) -> Iterator[Fitted]:
     """Recurrent layers: prompts by chunk and batch, steps by batch. A scan works in chunks of
     :data:`STATE_CHUNK` tokens, as attention does in a window; a step reads one state."""
-    prompts, steps = (tables.recurrent(*of, kind) for kind in ("prefill", "decode"))
+    prompts, steps = (tables.recurrent(of, kind) for kind in ("prefill", "decode"))
     if prompts is None or steps is None:
         return
     (rows, version), seen = prompts, float(attention.STATE_CHUNK)
@@ -485,8 +479,6 @@ def recurrent_fits(of: Published) -> Iterator[Fitted]:
     yield fit_decodes(f"decode.{attention.STATE}", table, version, least, 1.0, "@" not in of[2])
 
 
-# Experts ----------------------------------------------------------------------------------------
-
 #: By the name of a table: its rows and version, and the rates that bound the experts.
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
@@ -496,7 +488,7 @@ def expert_tables(of: Published, dtype: formats.MoeDtype) -> ExpertTables:
     return {
         f"{MOE}.{dtype}.{spread}": (*table, rates_of(of[1], dtype, spread))
         for spread in formats.DISTRIBUTIONS
-        if (table := tables.experts(*of, dtype, spread))
+        if (table := tables.experts(of, dtype, spread))
     }
 
 
@@ -527,8 +519,6 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
         yield Fitted(table, surface, version, len(rows), *times, kinds, timed[table].time_us)
 
 
-# Wide expert parallelism: experts that many ranks share, and the exchange of tokens -------------
-
 #: A time of DeepEP's normal mode within this factor of the host's launches is no kernel's.
 _LAUNCHES = 1.3
 #: Formats in which tokens are dispatched; the other parts do not depend on it.
@@ -541,13 +531,13 @@ def fit_wide(of: Published) -> Iterator[Fitted]:
         yield from _wide_experts(of)
         yield from _exchanges(of)
     for op in GATHERS:
-        if table := tables.all_to_alls(*of[:2], op):
+        if table := tables.all_to_alls(of, op):
             rows, version = table
             for gpus, part in _by_gpus(rows).items():
                 name, kinds = f"{WIDE}.{op}.{gpus}", {"sizes": holdout.messages(part)}
                 yield fitted(name, fit_reduce(part), part, version, kinds)
     # Decodes of latent attention by ranks of data-parallel attention, from whole blocks.
-    if found := tables.latent_blocks(*of):
+    if found := tables.latent_blocks(of):
         rows = _kernels_of(found[0], _gemms_of_blocks(of)["fp8_block"]).assign(kv_heads=1)
         least = reading_us(rows, attention.MEASURED_LATENT.cached, "fp8", of[1])
         yield fit_decodes(attention.BLOCKS, rows, f"{found[1]} {attention.LESS}", least)
@@ -558,15 +548,15 @@ def _wide_experts(of: Published) -> Iterator[Fitted]:
     for dtype in formats.MOE_DTYPES:
         found, even = {}, rates_of(device, dtype, "balanced")
         for spread in formats.DISTRIBUTIONS:
-            if table := tables.experts(*of, dtype, spread, wide=True):
+            if table := tables.experts(of, dtype, spread, wide=True):
                 found[f"{WIDE}.experts.{dtype}.{spread}"] = *table, rates_of(device, dtype, spread)
-            if table := tables.even_experts(*of, dtype, spread):
+            if table := tables.even_experts(of, dtype, spread):
                 found[f"{WIDE}.even.{dtype}.{spread}"] = *table, even
         yield from fit_experts(found, wide=True)
     for mode in MODES:
         found = {}
         for spread in formats.DISTRIBUTIONS:
-            if table := tables.deepep_experts(*of, mode, spread):
+            if table := tables.deepep_experts(of, mode, spread):
                 rows, version = table
                 if mode == "normal":
                     rows = rows[rows["time_us"] > _LAUNCHES * rows["time_us"].quantile(0.05)]
@@ -577,10 +567,10 @@ def _wide_experts(of: Published) -> Iterator[Fitted]:
 
 def _exchanges(of: Published) -> Iterator[Fitted]:
     found = {
-        f"{mode}{'.nodes' if between else ''}": tables.deepep(*of, mode, between)
+        f"{mode}{'.nodes' if between else ''}": tables.deepep(of, mode, between)
         for mode, between in product(MODES, (False, True))
     } | {
-        f"{backend}.{part}.{sent}": tables.nvlink_exchange(*of, backend, part, sent)
+        f"{backend}.{part}.{sent}": tables.nvlink_exchange(of, backend, part, sent)
         for (backend, parts), sent in product(PARTS.items(), _SENT)
         for part in (parts if sent == _SENT[0] else ("dispatch",))
     }
@@ -588,9 +578,6 @@ def _exchanges(of: Published) -> Iterator[Fitted]:
         if table is not None:
             curves = fit_exchange(table[0], each=name.startswith("low_latency"))
             yield fitted(f"{WIDE}.{name}", curves, *table, holdout.exchange_kinds(curves))
-
-
-# Messages and elementwise kernels ---------------------------------------------------------------
 
 
 def without_launches(kernels: dict[str, Table], device: DeviceSpec) -> dict[str, Table]:

@@ -258,8 +258,6 @@ def claims_section(results: Sequence[ClaimResult]) -> Section:
     return Section("reproduce", "", "What of the paper is reproduced?", answer, [table])
 
 
-# The fit ------------------------------------------------------------------------------------------
-
 _LIMITS = {"mixed_us": (0.0, 200.0), "p": (1.1, 20.0)}
 _FACTOR_LIMITS = (0.5, 2.0)
 
@@ -282,8 +280,6 @@ def fit_device(device: str, fit: DeviceFit) -> DeviceFit:
     rounded = {n: float(f"{v:.4g}") for n, v in zip(fit.start, found, strict=True)}
     return replace(fit, constants=Constants(**rounded))
 
-
-# Whether a claim can fail -------------------------------------------------------------------------
 
 _TIMES_SLOWER = 4.0
 _UNMOVED_WITHIN = 0.01

@@ -1,8 +1,9 @@
 """The paper's figures and tables from our runs: :func:`write_gallery` writes them into one folder.
 
-A figure is charts as data. ``python -m sarathi_sim.experiments.lab.paper.figures RESULT DOCS`` puts
-the tables of `sarathi-sim lab reproduce --out RESULT` between ``<!-- table: TITLE -->`` and
-``<!-- end -->`` of ``DOCS/paper.md``, and copies its figures to ``DOCS/images/paper``.
+Figures of quantities are data (``data/paper/figures.yaml``). ``python -m
+sarathi_sim.experiments.lab.paper.figures RESULT DOCS`` puts the tables of `sarathi-sim lab
+reproduce --out RESULT` between ``<!-- table: TITLE -->`` and ``<!-- end -->`` of ``DOCS/paper.md``,
+and copies its figures to ``DOCS/images/paper``.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from sarathi_sim.policies.log import PREFILL
 from sarathi_sim.policies.micro_batches import MicroBatches
@@ -27,30 +26,20 @@ from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.profiler.storage.child import Progress, mapped
-from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.files import data_dir, write_whole
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
+from ...report import palette
 from ...report.draw import files
-from ...report.palette import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    KIND_COLOURS,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-)
+from ...report.palette import BLACK, BLUE, KIND_COLOURS, ORANGE, VERMILION
 from ...report.section import Axis, Chart, Dash, Series
-from ...run.machine import Machine
 from ..pages import markdown, update
 from . import gpt3, quantities
 from .claims import ClaimResult, claim_rows, gains, headings, load_claims
 from .gpt3 import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
-from .quantities import BATCHES, CHUNKS, MAX_BATCH, balanced
+from .quantities import BATCHES, MAX_BATCH, balanced
 from .variants import Lab
 
 Labs = Sequence[Lab]
@@ -63,51 +52,111 @@ NOTE = (
 
 # Of what charts are made --------------------------------------------------------------------------
 
-Each = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""By name: a colour, and arguments of a quantity."""
-LENGTHS: Each = {
-    "L = 1K": (BLUE, {"length": 1024}),
-    "L = 2K": (VERMILION, {"length": 2048}),
-    "L = 3K": (GREEN, {"length": 3072}),
-}
-OP_COLOURS = {
-    "preproj": BLUE,
-    "attention": VERMILION,
-    "postproj": SKY,
-    "ffn_ln1": GREEN,
-    "ffn_ln2": YELLOW,
-    "others": GREY,
-}
+
+def paper(value: Any) -> float:
+    """A number, or what the paper states in the claim of this id."""
+    return float(load_claims()[value].paper if isinstance(value, str) else value)
 
 
-def paper(id: str) -> float:
-    """What the paper states."""
-    return load_claims()[id].paper
+def stated(x: Sequence[Any], y: Sequence[Any], colour: str = BLACK, texts: str = "") -> Series:
+    """Points of the paper, each with its place in the form ``texts``."""
+    x, y = [*map(paper, x)], [*map(paper, y)]
+    said = [texts.format(*place) for place in zip(x, y, strict=True)] if texts else []
+    return Series("points", "", np.array(x), np.array(y), colour, marks=True, texts=said)
 
 
-def stated(x: ArrayLike, y: ArrayLike, colour: str = BLACK, texts: Sequence[str] = ()) -> Series:
-    """Points of the paper."""
-    x, y = np.broadcast_arrays(np.atleast_1d(x), np.atleast_1d(y))
-    return Series("points", "", x.astype(float), y.astype(float), colour, marks=True, texts=texts)
-
-
-def level(
-    ends: Sequence[float], y: float, name: str = "", colour: str = BLACK, dash: Dash = ":"
-) -> Series:
-    """A value for all x between two ends."""
-    return Series("line", name, np.array(ends, float), np.full(2, float(y)), colour, dash)
-
-
-def _curves(
-    labs: Labs, quantity: Callable[..., float], by: str, at: Sequence[Any], each: Each
-) -> list[Series]:
-    """A quantity at values of its argument ``by``, in the variants, for each name."""
+def quantity_charts(name: str, labs: Labs) -> list[Chart]:
+    """The charts of a figure of ``data/paper/figures.yaml``."""
     return [
-        Series("line", "" if variant else name, np.array(at, float), y, colour, dash)
-        for variant, (lab, dash) in enumerate(zip(labs, DASHES, strict=False))
-        for name, (colour, arguments) in each.items()
-        if len(y := _values(lab, quantity, by, at, arguments))
+        _chart(_filled(panel, dict(zip(panel.get("for", ()), values, strict=True))), labs)
+        for panel in _described()["figures"][name]
+        for values in product(*panel.get("for", {}).values())
     ]
+
+
+@cache
+def _described() -> dict[str, Any]:
+    return read_mapping(data_dir() / "paper" / "figures.yaml")
+
+
+def _filled(panel: Any, values: Mapping[str, Any]) -> Any:
+    """With ``values`` of names in braces, and what follows from them; a value that is such a name
+    keeps its kind. Series ``only`` of another length are left out."""
+    known = dict(values)
+    if (length := known.get("length")) is not None:
+        known |= {"K": length // 1024, "B": MAX_BATCH[length], "batches": [*BATCHES[length]]}
+        known["rows"] = [f"batch {batch}" for batch in known["batches"]]
+    if "rule" in known:
+        known["text"] = RULES[known["rule"]]
+
+    def filled(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: filled(each) for key, each in part.items()}
+        if isinstance(part, list):
+            some = (e for e in part if not isinstance(e, dict) or e.get("only", length) == length)
+            return [*map(filled, some)]
+        if not known or not isinstance(part, str):
+            return part
+        whole = part[1:-1] if part.startswith("{") else ""
+        return known[whole] if whole in known else part.format_map(known)
+
+    return filled(panel)
+
+
+def _chart(panel: Mapping[str, Any], labs: Labs) -> Chart:
+    level = quantities.ridge(labs[0].a6000) if "level" in panel else None
+    note = panel.get("caption", f"{NOTE} {panel.get('note', '')}".strip()).format(level=level)
+    series = [one for each in panel["series"] for one in _series(each, labs)]
+    x, y = (Axis(**panel[end]) for end in ("x", "y"))
+    return Chart(panel["title"], x, y, series, note, level, panel.get("edge"))
+
+
+def _series(one: Mapping[str, Any], labs: Labs) -> list[Series]:
+    """``level`` is a value between two ``ends``, ``totals`` are points of a quantity in the second
+    variant; what has x and y alone are the paper's points; the others are :func:`_curves`."""
+    colour = getattr(palette, one.get("colour", "BLACK"))
+    if "level" in one:
+        y = np.full(2, paper(one["level"]))
+        return [Series("line", "", np.array(one["ends"], float), y, colour, one.get("dash", ":"))]
+    if "totals" in one:
+        quantity, words = getattr(quantities, one["totals"]), one["with"]
+        total, rows = _values(labs[1], quantity, one["by"], one["at"], words), len(one["at"])
+        return [Series("points", "total, paper-calibrated", total, np.arange(rows) + one["offset"])]
+    if "y" in one:
+        x = [one.get("times", 1) * paper(value) for value in one["x"]]
+        return [stated(x, one["y"], colour, one.get("texts", ""))]
+    return _curves(one, labs[:1] if one.get("predicted") else labs)
+
+
+def _curves(one: Mapping[str, Any], labs: Labs) -> list[Series]:
+    """A quantity, ``curves`` or ``bars`` (each after those of the names before), at values of its
+    argument ``by``, for ``each`` name and variant; or the ``gains`` of a chunk by P:D: from 1 to
+    200 in even steps of its logarithm, and where the chunk is balanced."""
+    at, by, shared = one.get("at", []), one.get("by", "pd"), one.get("with", {})
+    if "gains" in one:
+        shared = {"length": one["length"], "batch": MAX_BATCH[one["length"]]}
+        edge = balanced(one["gains"], shared["batch"])
+        at = [*np.round(np.geomspace(1, 200, 28), 1).tolist(), edge, 1.03 * edge]
+    if by != "op":
+        at = sorted({*at, *range(*one.get("range", (0,)))})
+    quantity = getattr(quantities, one.get("curves", one.get("bars", "gain")))
+    each = one["each"] if isinstance(one["each"], dict) else _described()["groups"][one["each"]]
+    series, thick = list[Series](), one.get("thick", 0.0)
+    for variant, (lab, dash) in enumerate(zip(labs, DASHES, strict=False)):
+        start = np.zeros(len(at))
+        rows = np.arange(len(at)) + one.get("offset", 0.0) + thick * (variant - (len(labs) - 1) / 2)
+        for name, (colour, arguments) in each.items():
+            values = _values(lab, quantity, by, at, {**shared, **arguments})
+            look: Any = {"colour": getattr(palette, colour), "dash": dash}
+            label = "" if variant else name
+            if "bars" in one:
+                look |= {"start": start, "thick": thick}
+                start = start + values
+                series.append(Series("bars", label, start, rows, **look))
+            else:
+                x, marks = np.array(one.get("x", at), float), "marks" in one
+                series.append(Series("line", label, x, values, marks=marks, **look))
+    return series
 
 
 def _values(
@@ -116,94 +165,10 @@ def _values(
     return np.array([quantity(lab.a6000, **{by: value}, **words) for value in at])
 
 
-def _bars(
-    labs: Labs,
-    quantity: Callable[..., float],
-    by: str,
-    at: Sequence[Any],
-    each: Each,
-    thick: float,
-    stack: bool = False,
-    offset: float = 0.0,
-) -> list[Series]:
-    """The same as bars, a row for each value of ``by``: of a name beside or, to ``stack``, after
-    those of the others."""
-    series = []
-    for variant, (lab, dash) in enumerate(zip(labs, DASHES, strict=False)):
-        start = np.zeros(len(at))
-        for number, (name, (colour, arguments)) in enumerate(each.items()):
-            end = start + _values(lab, quantity, by, at, arguments)
-            row = np.arange(len(at)) + offset + thick * (variant - (len(labs) - 1) / 2)
-            if not stack:
-                row = row + 1.1 * thick * len(labs) * (number - (len(each) - 1) / 2)
-            label = "" if variant else name
-            about: dict[str, Any] = {"start": start, "thick": thick}
-            series.append(Series("bars", label, end, row, colour, dash, **about))
-            start = end if stack else start
-    return series
+RULES = {"reserve": "reserve: C - (B - 1)", "fill": "fill: C - decodes"}
+"""The paper's way to fill two tiles (section 4.4), and this project's default."""
 
-
-def _chart(title: str, x: Axis, y: Axis, series: Sequence[Series], caption: str = NOTE) -> Chart:
-    return Chart(title, x, y, series, caption)
-
-
-# Sections 3 and 4: iterations ---------------------------------------------------------------------
-
-
-def per_token_cost(labs: Labs) -> list[Chart]:
-    """Per-token time by op and batch size, prefill and decode, sequences of 1024."""
-    at, charts = (1, 2, 4, 8, 12, 18), []
-    decodes = [0.229 * paper(f"decode_cost_b{batch}") for batch in (1, 2, 18)]
-    phases = {"prefill": stated(0.229, 0), "decode": stated(decodes, (0, 1, 5))}
-    rows = Axis("", rows=[f"batch {batch}" for batch in at])
-    for phase, points in phases.items():
-        each = {op: (colour, {"op": op, "phase": phase}) for op, colour in OP_COLOURS.items()}
-        bars = _bars(labs, quantities.op_token_ms, "batch", at, each, 0.4, stack=True)
-        note = (
-            f"{NOTE} The paper: 0.229 ms a token of a prompt; 200, 100, 16.7 times that a decode."
-        )
-        charts.append(_chart(phase, Axis("ms a token"), rows, [*bars, points], note))
-    return charts
-
-
-def single_layer(labs: Labs) -> list[Chart]:
-    """Throughput of one layer."""
-    batches = (1, 2, 4, 8, 16)
-    colours = {128: ORANGE, 256: PURPLE, 512: SKY, 1024: BLUE}
-    each: Each = {f"L = {n}": (colour, {"length": n}) for n, colour in colours.items()}
-    prefill = _curves(labs, quantities.prefill_rate, "batch", batches, each)
-    prefill.append(level((1, 16), paper("prefill_peak")))
-    decode = _curves(labs, quantities.decode_rate, "batch", [2**n for n in range(10)], LENGTHS)
-    along = partial(Axis, "batch size B, log scale", log=True)
-    speed = Axis("tokens/ms", ends=(0.0, None))
-    before = f"{NOTE} The paper: about 180 tokens/ms."
-    after = f"{NOTE} The paper: 256 sequences."
-    return [
-        _chart("prefill, one layer", along(ticks=batches), speed, prefill, before),
-        Chart("decode, one layer", along(), speed, decode, after, edge=256.0),
-    ]
-
-
-def intensity(labs: Labs) -> list[Chart]:
-    """The arithmetic intensity of the ops of one layer."""
-    ops, ridge, charts = list(OP_COLOURS)[:-1], quantities.ridge(labs[0].a6000), []
-    for title, new, middle, most in (
-        ("intensity, prefill of 1024", 1024, 4, 18),
-        ("intensity, decode at 1024", 1, 18, 256),
-    ):
-        each = {
-            f"B = {batch}": (colour, {"batch": batch, "new": new})
-            for batch, colour in ((1, SKY), (middle, BLUE), (most, VERMILION))
-        }
-        series = [
-            Series("line", name, np.arange(len(ops), dtype=float), y, colour, marks=True)
-            for name, (colour, words) in each.items()
-            if len(y := _values(labs[0], quantities.intensity, "op", ops, words))
-        ]
-        up = Axis("FLOPs a byte, log scale", log=True, ends=(0.4, 1e5))
-        note = f"The line: the ridge, {ridge:.0f}."
-        charts.append(Chart(title, Axis("", rows=ops), up, series, note, level=ridge))
-    return charts
+# Runs, as schedules and distributions -------------------------------------------------------------
 
 
 def bubble_schedule(labs: Labs) -> list[Chart]:
@@ -249,146 +214,6 @@ def _schedule(analysis: Analysis, title: str, longest: float) -> Chart:
     return Chart(title, along, Axis("", rows=("stage 0", "stage 1")), series)
 
 
-def tile_quantisation(labs: Labs) -> list[Chart]:
-    """Time of one prompt by its tokens, from 1 to 600."""
-    at = sorted({*range(1, 601, 3), *(128 * n + more for n in range(1, 5) for more in (0, 1))})
-    times = {count: paper(f"tile_{count}") for count in (128, 256, 257)}
-    texts = [f"{count}: {time:g}" for count, time in times.items()]
-    series = _curves(labs, quantities.iteration_ms, "prompt", at, {"": (BLUE, {})})
-    series.append(stated([*times], [*times.values()], texts=texts))
-    along = Axis("prompt tokens", ends=(0.0, 600.0), ticks=range(0, 601, 128))
-    up = Axis("iteration (ms)", ends=(0.0, None))
-    return [_chart("Time of one prompt", along, up, series)]
-
-
-# Section 5 ----------------------------------------------------------------------------------------
-
-
-def decode_speedup(labs: Labs) -> list[Chart]:
-    """Decode speedup by batch size and length, chunk 256."""
-    series = [level((2, 18), paper(f"decode_speedup_{most}")) for most in ("min", "max")]
-    for name, length in zip(LENGTHS, MAX_BATCH, strict=True):
-        at, each = range(2, MAX_BATCH[length] + 1), {name: LENGTHS[name]}
-        series += _curves(labs, quantities.decode_speedup, "batch", at, each)
-        peak = paper(f"peak_13b_{length // 1024}k_decode")
-        series.append(stated(6, peak, LENGTHS[name][0]))
-    along = Axis("batch size (B - 1 decodes piggyback on a chunk of 256 - (B - 1))")
-    up = Axis("decode speedup", ends=(0.0, 11.0))
-    note = f"{NOTE} Dotted: the paper's 2.8 to 10."
-    return [_chart("Decode speedup", along, up, series, note)]
-
-
-RULES = {"reserve": "reserve: C - (B - 1)", "fill": "fill: C - decodes"}
-"""The paper's way to fill two tiles (section 4.4), and this project's default."""
-
-
-def _gains(labs: Labs, length: int, chunk: int, each: Each) -> list[Series]:
-    """Gains by P:D: 1 to 200 in even steps of its logarithm, and where the chunk is balanced."""
-    edge, steps = balanced(chunk, MAX_BATCH[length]), np.round(np.geomspace(1, 200, 28), 1)
-    at = sorted({*steps.tolist(), edge, 1.03 * edge})
-    setting = {"length": length, "batch": MAX_BATCH[length]}
-    each = {name: (colour, {**setting, **words}) for name, (colour, words) in each.items()}
-    return _curves(labs, quantities.gain, "pd", at, each)
-
-
-def _gain_chart(title: str, series: Sequence[Series], about: str = "P:D", **up: Any) -> Chart:
-    along = Axis(f"{about}, log scale", log=True)
-    one = level((1, 200), 1, colour=GREY, dash="-")
-    return _chart(title, along, Axis("throughput / baseline", **up), [one, *series])
-
-
-def _chunks(rule: str, colours: Mapping[int, str], name: str = "chunk") -> Each:
-    return {f"{name} {c}": (of, {"policy": c, "rule": rule}) for c, of in colours.items()}
-
-
-def throughput_over_pd(labs: Labs) -> list[Chart]:
-    """Throughput against the baseline by P:D: three chunks, three lengths, both chunk rules."""
-    colours, charts = {128: SKY, 256: BLUE, 512: VERMILION}, []
-    points = {
-        1024: [
-            stated(paper(f"pd_peak_{c}_at"), paper(f"pd_peak_{c}_gain"), colours[c])
-            for c in (256, 512)
-        ],
-        2048: [stated(balanced(256, 10), paper("sarathi_2k"))],
-        3072: [stated(balanced(256, 6), paper("sarathi_3k"))],
-    }
-    for (rule, text), (length, batch) in product(RULES.items(), MAX_BATCH.items()):
-        series = [*points[length]]
-        for chunk, colour in colours.items():
-            series += _gains(labs, length, chunk, _chunks(rule, {chunk: colour}))
-        title = f"{length // 1024}K, B = {batch}, {text}"
-        charts.append(_gain_chart(title, series, ends=(0.7, 1.35)))
-    return charts
-
-
-def op_breakdown(labs: Labs) -> list[Chart]:
-    """Time by op, baseline and Sarathi, over lengths, batches and two chunk sizes."""
-    colours = {**OP_COLOURS, "ffn": GREEN}
-    ops = ("preproj", "attention", "postproj", "ffn", "others")
-    charts = []
-    for chunk, (length, batches) in product((256, 512), BATCHES.items()):
-        series = []
-        for offset, policy in ((-0.2, "baseline"), (0.2, chunk)):
-            setting = {"policy": policy, "chunk": chunk, "length": length}
-            each = {op: (colours[op], {**setting, "op": op}) for op in ops}
-            about: dict[str, Any] = {"thick": 0.36, "stack": True, "offset": offset}
-            series += _bars(labs[:1], _token_ms, "batch", batches, each, **about)
-            total = _values(labs[1], _token_ms, "batch", batches, {**setting, "op": "all"})
-            rows = np.arange(len(batches)) + offset
-            series.append(Series("points", "total, paper-calibrated", total, rows))
-        rows_of = Axis("", rows=[f"batch {batch}" for batch in batches])
-        note = "Upper: baseline, lower: Sarathi; predicted, at the balanced P:D."
-        title = f"{length // 1024}K, chunk {chunk}"
-        charts.append(Chart(title, Axis("ms a token"), rows_of, series, note))
-    return charts
-
-
-def _token_ms(m: Machine, **setting: Any) -> float:
-    return 1e3 * quantities.served_token_s(m, **setting)
-
-
-def orca_comparison(labs: Labs) -> list[Chart]:
-    """Orca's worst and best case beside Sarathi: by length, and by P:D under both chunk rules."""
-    orca: Each = {
-        "Orca, worst case": (GREY, {"policy": "orca_worst"}),
-        "Orca, best case": (ORANGE, {"policy": "orca_best"}),
-    }
-    each: Each = {**orca, "Sarathi, chunk 256": (BLUE, {"policy": 256})}
-    places, best = np.arange(3), paper("orca_best_1k")
-    lengths = np.array([*MAX_BATCH], float) / 1024
-    shown = _curves(labs, quantities.balanced_gain, "length", list(MAX_BATCH), each)
-    bars = [replace(one, x=lengths, marks=True) for one in shown]
-    bars += [stated(1, best, ORANGE), stated(places + 1, [paper("orca_worst")] * 3, GREY)]
-    bars.append(stated(places + 1, [paper(f"sarathi_{k}k") for k in (1, 2, 3)], BLUE))
-    along = Axis("sequence length (K tokens)", ticks=(1, 2, 3), ends=(0.8, 3.2))
-    charts = [_chart("at the balanced P:D", along, Axis("throughput / baseline"), bars)]
-    peaks = stated((14, 28), [paper(f"pd_peak_{chunk}_gain") for chunk in (256, 512)])
-    for rule, title in RULES.items():
-        each = _chunks(rule, {256: BLUE, 512: VERMILION}, "Sarathi, chunk")
-        series = [peaks, level((1, 200), best, colour=ORANGE)]
-        series += _gains(labs, 1024, 256, {**each, **orca})
-        charts.append(_gain_chart(title, series, "P:D (1K, B = 18)", ends=(0.75, 1.3)))
-    return charts
-
-
-def chunking_ablation(labs: Labs) -> list[Chart]:
-    """The cost of chunks in attention and in the whole prefill, and the end-to-end gain."""
-    parts = (partial(quantities.chunk_overhead, part=part) for part in ("attention", "total"))
-    attention, prefill = (_curves(labs, part, "chunk", CHUNKS, LENGTHS) for part in parts)
-    total = _curves(labs, quantities.end_to_end, "chunk", CHUNKS, {"": (BLUE, {})})
-    attention.append(stated(64, paper("ablation_attn_64")))
-    prefill.append(stated((64, 128, 256, 512), (5, 2, 1 / 0.8, 1 / 0.9)))
-    total += [level((64, 512), 1, colour=GREY, dash="-")]
-    total.append(stated((64, 128, 256), (1.0, 1.16, 1.27)))
-    along = Axis("chunk size", ticks=[chunk for chunk in CHUNKS if chunk % 128 == 0 or chunk == 64])
-    titles = {
-        "attention: chunked / full": attention,
-        "prefill: chunked / full (the paper, 256 and 512: at most)": prefill,
-        "end to end gain (1K, B = 18)": total,
-    }
-    return [_chart(title, along, Axis("ratio"), series) for title, series in titles.items()]
-
-
 LOOKS: dict[str, tuple[str, str, Dash]] = {
     ORCA: ("Orca TP8 x PP8", VERMILION, "--"),
     SARATHI: ("Sarathi TP8 x PP8", BLUE, "-"),
@@ -415,7 +240,7 @@ def _pipeline(lab: Lab, reading: str) -> tuple[Chart, Chart]:
         share = (bubble[::20], count[::20] / len(count))
         bubbles += [] if scenario == TP_ONLY else [Series("step", name, *share, colour, dash)]
     for scenario, factor in ((ORCA, PAPER.orca_over_sarathi), (TP_ONLY, PAPER.tp_over_sarathi)):
-        completed.append(stated(factor * ends[SARATHI], 10_000, LOOKS[scenario][1]))
+        completed.append(stated([factor * ends[SARATHI]], [10_000], LOOKS[scenario][1]))
     ratio = medians[ORCA] / medians[SARATHI]
     title = f"reading: {reading}; medians {ratio:.3g}x (the paper: {PAPER.bubble}x)"
     sizes = (max(0.01, medians[SARATHI] / 20), medians[ORCA] * 4)
@@ -521,12 +346,8 @@ def readings_table(spreads: Mapping[str, tuple[Ratios, Ratios, Ratios]]) -> str:
     return markdown("Section 5.3 by reading", ["reading", *ratios], rows)
 
 
-FIGURES: Sequence[Callable[[Labs], Sequence[Chart]]] = (
-    *(per_token_cost, single_layer, intensity, bubble_schedule, tile_quantisation),
-    *(decode_speedup, throughput_over_pd, op_breakdown, orca_comparison, chunking_ablation),
-    pipeline,
-)
-"""In the order of the paper; a file has its function's name."""
+FIGURES: Sequence[Callable[[Labs], Sequence[Chart]]] = (bubble_schedule, pipeline)
+"""Those that show runs. A file has its function's name, or that in ``data/paper/figures.yaml``."""
 
 
 def write_gallery(
@@ -534,10 +355,12 @@ def write_gallery(
 ) -> None:
     """Draw the figures as PNG into a folder; with all claims' ``results``, also tables and the
     readings. ``labs`` are one of each variant, with what they computed for the claims."""
-    for number, chart in enumerate(FIGURES):
-        progress("figures", number, len(FIGURES))
-        _save(chart(labs), out, chart.__name__)
-    progress("figures", len(FIGURES), len(FIGURES))
+    charts = {each.__name__: each for each in FIGURES}
+    charts |= {name: partial(quantity_charts, name) for name in _described()["figures"]}
+    for number, (name, chart) in enumerate(charts.items()):
+        progress("figures", number, len(charts))
+        _save(chart(labs), out, name)
+    progress("figures", len(charts), len(charts))
     text = [table_2(labs), table_4(labs)]
     if results is not None:
         ratios = _all_ratios(progress)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.policy import Policy
@@ -92,12 +92,14 @@ def op_token_ms(m: Machine, op: str, phase: Phase, batch: int) -> float:
 
 def prefill_rate(m: Machine, length: int, batch: int = 1) -> float:
     """Tokens a millisecond of one layer's prefill."""
-    return 1e-3 * m.prefill_rate(length, batch)
+    one = sum(m.block(length * batch).values())
+    return 1e-3 * (length * batch / (one + batch * m.attention(length) / m.layers))
 
 
 def decode_rate(m: Machine, length: int, batch: int) -> float:
     """Tokens a millisecond of one layer's decodes."""
-    return 1e-3 * m.decode_rate(batch, length)
+    one = sum(m.block(batch).values())
+    return 1e-3 * (batch / (one + m.decode_attention(batch, length) / m.layers))
 
 
 def prefill_peak(m: Machine) -> float:
@@ -128,8 +130,8 @@ def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
 def saturated(m: Machine, phase: Phase) -> float:
     """Prompt or batch from which doubling it gains less than 5 % of one layer's rate."""
     if phase == "prefill":
-        return saturation(m.prefill_rate, (64, 128, 256, 512, 1024, 2048))
-    return saturation(lambda batch: m.decode_rate(batch, LENGTH), (16, 32, 64, 128, 256, 512))
+        return saturation(lambda tokens: prefill_rate(m, tokens), (64, 128, 256, 512, 1024, 2048))
+    return saturation(lambda batch: decode_rate(m, LENGTH, batch), (16, 32, 64, 128, 256, 512))
 
 
 def intensity(m: Machine, op: str, new: int, batch: int) -> float:
@@ -261,6 +263,11 @@ def served_token_s(m: Machine, op: str, policy: Name, chunk: int, length: int, b
     """Seconds a token in a group of ops (or in ``all``), at the P:D that suits the chunk."""
     run = served(m, policy, batch, length, balanced(chunk, batch))
     return run.share(run.ops if op == "all" else PARTS.get(op, (op,)))
+
+
+def served_token_ms(m: Machine, **setting: Any) -> float:
+    """:func:`served_token_s` in milliseconds."""
+    return 1e3 * served_token_s(m, **setting)
 
 
 def gain(

@@ -14,8 +14,6 @@ from .errors import DRAFTED, TOO_WIDE
 from .host import BASE, ONE_MODEL_OUT
 from .rows import METRICS, SCORED
 
-# Tables of measured servers ---------------------------------------------------------------------
-
 KINDS = {"dense models": "class dense", "mixtures of experts": "class mixture of experts"}
 """Their groups: rows without flags."""
 _ERRORS = (
@@ -45,18 +43,15 @@ def servers_answer(content: Mapping[str, Any]) -> Section:
     answer += f" ({wide:,} with {TOO_WIDE})" if wide else ""
     if which := next((name for name in ("all", DRAFTED, "flagged") if name in groups), ""):
         whose = f" of the {groups[which]['n']:,} that are {'not ' * (which == 'all')}flagged"
-        median = " and ".join(
-            f"{groups[which][m]['median']:.1f} % for {m.upper()}" for m in METRICS
-        )
+        off = {m.upper(): groups[which][m]["median"] for m in METRICS}
+        median = " and ".join(f"{error:.1f} % for {name}" for name, error in off.items())
         answer += f"; the median error{whose * ('flagged' in groups)} is {median}"
     again = "{rows} rows with a full KV cache were simulated again under {draws}"
-    notes = {
-        "host time": content.get("constants"),
-        "host time of mixtures of experts": content.get("constants_of_mixtures"),
-        "90 % bands": drawn
-        and f"{drawn['draws']} joint draws of op errors, host time and the stack's error; "
-        + again.format(**drawn["redrawn"]),
-    }
+    notes = {"host time": content.get("constants")}
+    notes["host time of mixtures of experts"] = content.get("constants_of_mixtures")
+    if drawn:
+        joint = f"{drawn['draws']} joint draws of op errors, host time and the stack's error; "
+        notes["90 % bands"] = joint + again.format(**drawn["redrawn"])
     table, *details = (_errors_table(*each) for each in _tables(content))
     for kind, key in zip(KINDS, ("host_time", "host_time_of_mixtures"), strict=True):
         hosts = content.get(key, {})
@@ -143,18 +138,13 @@ def _tables(
         yield f"Errors beside {Path(path).name}", peer["groups"].items(), columns
 
 
-# Audited runs -----------------------------------------------------------------------------------
-
-
 def _mlperf_answer(content: Mapping[str, Any]) -> Section:
     said, runs = content["mlperf"], content["runs"]
     stopped, proven = said["stopped_at_a_limit"], said["proven"]
     columns = {f"{m}_ms_{s}": f"{m.upper()} {s}" for m in METRICS for s in ("mean", "p99")}
-    capacities, latencies = [], []
+    capacities, latencies, form = [], [], "{} [{}, {}]"
     for id, one in runs.items():
-        predicted = {
-            key: "{} [{}, {}]".format(*map(number_text, of)) for key, of in one["predicted"].items()
-        }
+        predicted = {k: form.format(*map(number_text, of)) for k, of in one["predicted"].items()}
         both = (f"{number_text(one['measured'][key])} / {predicted[key]}" for key in columns)
         latencies.append((id, *both))
         numbers = (one["scenario"], f"{one['rate']:.4g}", f"{one['offline']:.4g}")
@@ -162,13 +152,10 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
         limits = (f"{one['limit'].upper()} at {one['stress']:.2f}", one["binds"].upper())
         right = "" if one["right"] else "missed"
         capacities.append((id, *numbers, predicted["capacity_per_s"], over, *limits, right))
-    errors = [
-        (
-            *(group, str(of["ttft_ms_mean"]["rows"])),
-            *(f"{of[key]['mape']:.1f} ({of[key]['bias']:+.1f})" for key in columns),
-        )
-        for group, of in said["latencies"].items()
-    ]
+    errors = []
+    for group, of in said["latencies"].items():
+        off = (f"{of[key]['mape']:.1f} ({of[key]['bias']:+.1f})" for key in columns)
+        errors.append((group, str(of["ttft_ms_mean"]["rows"]), *off))
     refused = [(id, " ".join(why.split())) for id, why in content["refused"].items()]
     heading = ("run", "scenario", "rate (1/s)", "Offline (1/s)", "capacity (1/s)", "over rate")
     inside = said["in_band_pct"]
@@ -212,9 +199,6 @@ def _mlperf_answer(content: Mapping[str, Any]) -> Section:
     )
 
 
-# Recorded decisions -----------------------------------------------------------------------------
-
-
 def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
     """Decisions of ours beside those of engines, log by log."""
     rows = [(name, f"{one.decisions:,}", f"{one.identical:,}") for name, one in logs.items()]
@@ -230,8 +214,6 @@ def lockstep_answer(logs: Mapping[str, Replay]) -> Section:
         warnings=[f"{n}: first difference: {one}" for n, one in differences.items() if one],
     )
 
-
-# A real engine ----------------------------------------------------------------------------------
 
 _VALIDATED = {
     "scheduling: batches identical": ("parity",),
@@ -257,11 +239,9 @@ def validation_answer(result: Mapping[str, Any]) -> Section:
     """Of ``validation.json``: the cells side by side, and what was missed or cannot be said."""
     cells, repeats = result["cells"], result["repeats"]
     fewest = result["gates"]["fewest_repeats"]
-    rows = [
-        [label, *(_cell_text(cell, keys) for cell in cells.values())]
-        for label, keys in _VALIDATED.items()
-    ]
-    rows = [row for row in rows if set(row[1:]) != {"-"}]
+    texts = {what: [_cell_text(cell, keys) for cell in cells.values()]
+             for what, keys in _VALIDATED.items()}  # fmt: skip
+    rows = [[what, *row] for what, row in texts.items() if set(row) != {"-"}]
     ratios = []
     for name, of in result["ratios"].items():
         medians = (of[key]["median"] for key in ("measured", "calibrated"))
@@ -311,9 +291,6 @@ def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
     if node is None:
         return "-"
     return f"{node:.0%}" if keys in (("parity",), ("op_share",)) else f"{node:.1%}"
-
-
-# Regressions on public measurements -------------------------------------------------------------
 
 
 def accuracy_answer(content: Mapping[str, Any]) -> Section:

@@ -23,13 +23,7 @@ from ...config.inputs import HostConstants, HostTimes, StackErrors, host_times
 from .errors import errors
 from .rows import METRICS, Measured, ServerTimes
 from .runs import Draws, stack_sigma, with_bands
-from .scenarios import (
-    campaign_of,
-    mean_prompt,
-    measured_cold,
-    server_of,
-    stack_of,
-)
+from .scenarios import campaign_of, mean_prompt, measured_cold, server_of, stack_of
 
 PARTS = 5
 """Parts of the servers that are left out in turn."""
@@ -72,9 +66,6 @@ SCHEMES: Mapping[str, Callable[[Measured], str]] = {
 }
 
 
-# Shipped constants ------------------------------------------------------------------------------
-
-
 @strict_dataclass
 class Fold:
     """The constants by stack that were fitted without some ``servers``. ``apart`` says how far the
@@ -111,9 +102,6 @@ def fitted_without(row: Measured) -> Fold:
     known, server = host_times(not row.dense), server_of(row)
     whole = Fold([], known.stacks, known.errors, known.apart)
     return next((f for f in shipped_folds(not row.dense) if server in f.servers), whole)
-
-
-# Simulated rows ---------------------------------------------------------------------------------
 
 
 def grid(measured: HostConstants) -> dict[str, HostConstants]:
@@ -312,9 +300,6 @@ def slopes(
 def _ms(times: Iterable[ServerTimes | Measured]) -> Floats:
     """TTFT and TPOT, shape (rows, 2)."""
     return np.array([[one.ttft_ms, one.tpot_ms] for one in times]).reshape(-1, 2)
-
-
-# Rows left out ----------------------------------------------------------------------------------
 
 
 def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:

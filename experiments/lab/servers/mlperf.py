@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 from itertools import chain
@@ -28,6 +29,7 @@ from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from sarathi_sim.simulator.confidence.bands import UNKNOWN, covering_width
 from sarathi_sim.simulator.load.trace import Trace
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.routers import Router
@@ -40,21 +42,19 @@ from ...capacity.slo import CapacitySection
 from ...config.base import Source
 from ...config.deployment import Deployment, deploy
 from ...config.loading import check_scenario
+from ...run.uncertainty import CapacityDiscrepancy
 from ...sweeps.backends import Backend
 from ...sweeps.plan import SharedRequests
-from . import capacity_error
-from .capacity_error import is_mixture
 from .rows import METRICS, Name, Positive, present, read_tables
 from .runs import NORMAL_90, Bench, bench
 
 T = TypeVar("T")
-LATENCIES = {
-    f"{metric}_ms_{statistic}": (f"{metric}_s", statistic)
-    for metric in METRICS
-    for statistic in ("mean", "p99")
-}
+LATENCIES = {f"{m}_ms_{s}": (f"{m}_s", s) for m in METRICS for s in ("mean", "p99")}
 """The scored latencies, with their places in a run's summary."""
 CAPACITY = "capacity_per_s"
+CAPACITIES = "mlperf_capacities.csv"
+MIXTURES = ("mixtral-8x7b", "deepseek-r1")
+"""MLPerf's models that are mixtures of experts."""
 A_REPLICA, OF_PILOT = 20_000, 2_000
 """Requests of a run, and of a pilot, for each replica; at most the run's own."""
 TOLERANCE = 0.01
@@ -168,10 +168,7 @@ class MlperfRun(BaseModel):
     @property
     def stresses(self) -> dict[str, float]:
         """P99 over its limit, by metric; where the larger is near 1 the run stopped there."""
-        return {
-            "ttft": self.ttft_ms_p99 / self.ttft_limit_ms,
-            "tpot": self.tpot_ms_p99 / self.tpot_limit_ms,
-        }
+        return {m: getattr(self, f"{m}_ms_p99") / getattr(self, f"{m}_limit_ms") for m in METRICS}
 
     @property
     def stopped(self) -> bool:
@@ -209,6 +206,11 @@ class MlperfRun(BaseModel):
         return replicas
 
 
+def is_mixture(cell: str) -> bool:
+    """Whether a cell's model is a mixture of experts."""
+    return cell.rpartition(", ")[2] in MIXTURES
+
+
 @strict_dataclass
 class MlperfHost:
     """By cell: seconds that an iteration of TensorRT's engines waits for its host, with which mean
@@ -234,10 +236,6 @@ class MlperfHost:
         others = {name: error for name, error in self.errors.items() if name != cell}
         alike = [e for name, e in others.items() if is_mixture(name) == is_mixture(cell)]
         return _root_mean_square(alike or [*others.values()] or [0.0])
-
-
-def _root_mean_square(values: Sequence[float]) -> float:
-    return float(np.sqrt(np.mean(np.square(values))))
 
 
 @lru_cache(maxsize=1)
@@ -272,8 +270,8 @@ def requests_of(run: MlperfRun, folder: Path, seed: int = 0) -> Trace:
     path = folder / f"lengths_{run.model}.csv"
     rng = np.random.default_rng(seed)
     prompt = _column(path, "input_tokens")
-    rounds = -(-run.n_queries // len(prompt))
-    order = np.concatenate([rng.permutation(len(prompt)) for _ in range(rounds)])[: run.n_queries]
+    rounds = range(-(-run.n_queries // len(prompt)))
+    order = np.concatenate([rng.permutation(len(prompt)) for _ in rounds])[: run.n_queries]
     output: Floats = np.ones(len(order))
     if task.output is not None:
         output = _column(path, task.output.format(run.measurement_weight_type))
@@ -350,6 +348,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             "batching_wait_iters": flags.get("adp_balancing_batching_wait_iters", 10),
             "timeout_iters": flags.get("adp_balancing_timeout_iters", 500),
         }
+    placed = {"router": ROUTERS[run.scenario], "max_length": run.max_seq_tokens}
     computing = [op for op, of in OPS.items() if of.shape is not None or op == PREFILL]
     slower = dict.fromkeys(computing, SLOWER[run.gpu]) if run.gpu in SLOWER else None
     return {
@@ -358,13 +357,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         "stack": stack if version is None else f"{stack}@{version}",
         "dtype": FORMATS[run.measurement_weight_type],
         "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
-        "cluster": present(
-            pp=run.pp,
-            replicas=replicas,
-            router=ROUTERS[run.scenario],
-            max_length=run.max_seq_tokens,
-            **layout,
-        ),
+        "cluster": present(pp=run.pp, replicas=replicas, **placed, **layout),
         "workload": {
             "lengths": {"kind": "trace", "path": str(trace)},
             "arrivals": {"kind": "trace"},
@@ -379,9 +372,6 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             frontend_s=0.0, executor="tensorrt" if run.in_engine else None, op_scale=slower
         ),
     }
-
-
-# Predictions ------------------------------------------------------------------------------------
 
 
 Band = tuple[float, float, float]
@@ -418,7 +408,7 @@ class ScoredMlperf:
 
     @property
     def capacities(self) -> pd.DataFrame:
-        """The table of :mod:`.capacity_error`: the runs that stopped at a limit."""
+        """The runs that stopped at a limit."""
         stopped = [run for run in self.runs if run.stopped and run.id in self.best]
         rows = [(run.id, run.cell, run.rate, self.best[run.id].capacity) for run in stopped]
         return pd.DataFrame(rows, columns=["id", "cell", "measured_per_s", "predicted_per_s"])
@@ -447,8 +437,8 @@ class ScoredMlperf:
 
         def errors(runs: Sequence[MlperfRun], key: str) -> dict[str, float]:
             off = [100 * (best[run.id].numbers[key][0] / getattr(run, key) - 1) for run in runs]
-            mape, bias = float(np.mean(np.abs(off))), float(np.mean(off))
-            return {"rows": len(off), "mape": mape, "bias": bias}
+            sizes = {"mape": float(np.mean(np.abs(off))), "bias": float(np.mean(off))}
+            return {"rows": len(off), **sizes}
 
         same = sum(run.stopped and best[run.id].binds == run.binds for run in answered)
         return {
@@ -456,12 +446,10 @@ class ScoredMlperf:
                 "rows": len({run.id for run in self.runs} | self.refused.keys()),
                 "answered": len(best),
                 "stopped_at_a_limit": judged(True)
-                | {"same_limit": same, "in_90": sum(capacity_error.inside(self.capacities))},
+                | {"same_limit": same, "in_90": sum(within_error(self.capacities))},
                 "proven": judged(False),
                 "latencies": {
-                    name: {key: errors(of, key) for key in LATENCIES}
-                    for name, of in groups.items()
-                    if of
+                    n: {key: errors(of, key) for key in LATENCIES} for n, of in groups.items() if of
                 },
                 "in_band_pct": 100 * float(np.mean(inside)) if inside else None,
             },
@@ -486,25 +474,19 @@ class ScoredMlperf:
         """``predictions.csv``, and the constants if they were fitted."""
         ends, lines = ("", "_low", "_high"), []
         for id in dict.fromkeys([*(run.id for run in self.runs), *self.refused]):
-            numbers = self.best[id].numbers if id in self.best else {}
-            cells = {
-                f"{key}{end}": x
-                for key, of in numbers.items()
-                for end, x in zip(ends, of, strict=True)
-            }
-            lines.append({"id": id, **cells, "reason": " ".join(self.refused.get(id, "").split())})
+            cells: dict[str, Any] = {"id": id, "reason": " ".join(self.refused.get(id, "").split())}
+            for key, of in self.best[id].numbers.items() if id in self.best else ():
+                cells |= dict(zip((f"{key}{end}" for end in ends), of, strict=True))
+            lines.append(cells)
         columns = [f"{name}{end}" for name in (CAPACITY, *LATENCIES) for end in ends]
         table = pd.DataFrame(lines, columns=["id", *columns, "reason"])
         table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
         if self.fitted:
             rows = self.capacities
-            rows.to_csv(folder / capacity_error.ROWS, index=False, float_format="%.6g")
-            error = capacity_error.fitted(rows)
-            for name, of in (("mlperf_host", asdict(self.host)), ("capacity_error", asdict(error))):
-                write_whole(folder / f"{name}.yaml", dump_yaml(of).encode())
-
-
-# Simulation -------------------------------------------------------------------------------------
+            rows.to_csv(folder / CAPACITIES, index=False, float_format="%.6g")
+            error = fitted_error(rows)
+            for name, content in (("mlperf_host", self.host), ("capacity_error", error)):
+                write_whole(folder / f"{name}.yaml", dump_yaml(asdict(content)).encode())
 
 
 def score_mlperf(
@@ -547,6 +529,10 @@ def errors_of_cells(
             known = min(max(capacity, run.rate), max(run.most, run.rate))
             found.setdefault(run.cell, []).append(float(np.log(capacity / known)))
     return {cell: _root_mean_square(off) for cell, off in found.items()}
+
+
+def _root_mean_square(values: Sequence[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -599,8 +585,7 @@ def options_of(
     runs: Sequence[MlperfRun], lengths: Path, at: Bench, refused: dict[str, str]
 ) -> dict[str, LoadGenOption]:
     """The systems by id, shared by runs with equal scenarios; ``refused`` gets the reasons."""
-    found: dict[str, LoadGenOption] = {}
-    alike: dict[str, LoadGenOption] = {}
+    found, alike = dict[str, LoadGenOption](), dict[str, LoadGenOption]()
     requests = SharedRequests()
     for number, run in enumerate(runs):
         at.progress("checking", number, len(runs))
@@ -627,9 +612,8 @@ def _trace(run: MlperfRun, runs: Sequence[MlperfRun], lengths: Path, folder: Pat
     if not path.is_file():
         first = {"n_queries": run.simulated, "output_tokens_mean": mean}
         found = requests_of(run.model_copy(update=first), lengths)
-        columns = ("arrival_s", "prompt_tokens", "output_tokens")
-        values = (found.arrival_s, found.prompt, found.output)
-        table = pd.DataFrame(dict(zip(columns, values, strict=True)))
+        lengths_of = {"prompt_tokens": found.prompt, "output_tokens": found.output}
+        table = pd.DataFrame({"arrival_s": found.arrival_s, **lengths_of})
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, table.to_csv(index=False).encode())
     return path
@@ -741,3 +725,42 @@ def _predicted(option: LoadGenOption) -> Search[PredictedRun]:
     worst = max(stresses, key=stresses.__getitem__)
     numbers = {key: _band(value) for key, value in at.items()}
     return PredictedRun(numbers, "ttft" if "ttft" in worst else "tpot")
+
+
+def recorded() -> pd.DataFrame:
+    """The table that the shipped constants were fitted to."""
+    return pd.read_csv(data_dir() / "lab" / CAPACITIES)
+
+
+def half_widths(rows: pd.DataFrame) -> dict[str, float]:
+    """The half-widths that cover 90 % of further runs (:func:`covering_width`): for dense models
+    from their rows; for mixtures of experts, of which there are too few, from all."""
+    errors = np.abs(_log_errors(rows))
+    dense = np.array([not is_mixture(cell) for cell in rows["cell"]], bool)
+    groups = {"dense": errors[dense], "mixture": errors}
+    return {name: covering_width(of, UNKNOWN) for name, of in groups.items()}
+
+
+def within_error(rows: pd.DataFrame) -> list[bool]:
+    """Whether each row lies within the half-width that is fitted without its cell."""
+    found = []
+    for cell, error in zip(rows["cell"], np.abs(_log_errors(rows)), strict=True):
+        others = half_widths(rows[rows["cell"] != cell])
+        found.append(bool(error <= others["mixture" if is_mixture(cell) else "dense"]))
+    return found
+
+
+def fitted_error(rows: pd.DataFrame) -> CapacityDiscrepancy:
+    """What the table says, today: ``data/capacity_error.yaml``."""
+    dense = sum(not is_mixture(cell) for cell in rows["cell"])
+    return CapacityDiscrepancy(
+        f"{len(rows)} runs of MLPerf Inference that stopped at a limit, {dense} of dense models",
+        datetime.now(UTC).date().isoformat(),
+        half_widths(rows),
+        sum(within_error(rows)),
+    )
+
+
+def _log_errors(rows: pd.DataFrame) -> Floats:
+    measured, predicted = (rows[f"{of}_per_s"].to_numpy(float) for of in ("measured", "predicted"))
+    return np.asarray(np.log(measured / predicted))

@@ -18,13 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sarathi_sim.profiler.bundle.tables import read_cells
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, mistakes

@@ -196,8 +196,6 @@ def simulate_rows(
     return found, refused
 
 
-# Bands ------------------------------------------------------------------------------------------
-
 Draws = Mapping[str, Mapping[str, Floats]]
 """Logarithms of the factors on a row's times under each joint draw, by id and metric."""
 

@@ -47,9 +47,6 @@ equal lengths they go on in lock-step, as they began."""
 Settings = dict[str, Any]
 
 
-# Launch settings --------------------------------------------------------------------------------
-
-
 @strict_dataclass
 class ServedModel:
     """A shipped model, and by a row's precision the ``formats`` of a layer's weights (by default
@@ -190,9 +187,6 @@ def _value(row: Measured, given: Any) -> Any:
     step, least, total = terms.pop("multiple", 1), terms.pop("least", 0), terms.pop("plus", 0)
     total += sum(times * getattr(row, column) for column, times in terms.items())
     return max(-(-total // step) * step, least)
-
-
-# Scenarios --------------------------------------------------------------------------------------
 
 
 def stack_of(row: Measured) -> str:
@@ -368,8 +362,6 @@ def _check_layout(row: Measured) -> None:
         numbers = f"moe_tp x moe_ep is {experts}, tp x dp {gpus}"
         raise UserError(f"data-parallel attention: its degree is not told; {numbers}")
 
-
-# Pools --------------------------------------------------------------------------------------------
 
 DRAFTER = ("deepseek-v4-pro", "mtp", "thinking_on")
 """Whose published acceptance stands for DeepSeek-R1's, of which none is: the nearest model."""

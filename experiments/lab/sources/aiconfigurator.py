@@ -24,15 +24,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.kernels.wide_times import MOST_RANKS
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.strict import show
-from .measurements import (
-    Measurements,
-    OpRows,
-    check_device,
-    merged,
-    source_folder,
-    tidy,
-    timed,
-)
+from .measurements import Measurements, OpRows, check_device, merged, source_folder, tidy, timed
 
 FOLDER = "aiconfigurator"
 #: The tables' names of our devices.
@@ -52,6 +44,8 @@ UNLIKE = {
 """GEMMs of other kernels than the engine's server runs: the difference."""
 Table = tuple[pd.DataFrame, str]
 """Rows, and the stack's version."""
+Published = tuple[Path, str, str]
+"""Where tables are from: the folder of all measurements, the device, the stack."""
 _KERNEL, _HALF = "kernel_source", 2
 #: Our names of the tables' columns.
 _ATTENTION = {
@@ -72,44 +66,42 @@ def _theirs(name: str) -> str:
     return _THEIRS.get(name, name)
 
 
-def gemms(datasets: Path, device: str, stack: str, dtype: WeightDtype) -> Iterator[Table]:
+def gemms(of: Published, dtype: WeightDtype) -> Iterator[Table]:
     """GEMM rows (m, n, k, time_us) of every version that has some, newest first."""
     names, chosen = {"m": "m", "n": "n", "k": "k"}, {"gemm_dtype": _theirs(dtype)}
-    return _tables((datasets, device, stack), "gemm/gemm_perf", names, chosen)
+    return _tables(of, "gemm/gemm_perf", names, chosen)
 
 
-def gemm_kernel(datasets: Path, device: str, stack: str, dtype: WeightDtype, version: str) -> str:
+def gemm_kernel(of: Published, dtype: WeightDtype, version: str) -> str:
     """The published names of the kernels that a version's table of GEMMs times; empty without."""
-    engine = stack.partition("@")[0]
-    (path,) = _versions(datasets, device, f"{engine}@{version}", "gemm/gemm_perf")
+    named = f"{of[2].partition('@')[0]}@{version}"
+    (path,) = _versions((*of[:2], named), "gemm/gemm_perf")
     if _KERNEL not in _columns(path):
         return ""
     return ", ".join(sorted(set(_read(path, [_KERNEL], {"gemm_dtype": _theirs(dtype)})[_KERNEL])))
 
 
-def quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
+def quantisation(of: Published) -> pd.DataFrame | None:
     """Dynamic quantisation of ``m x k`` activations to fp8: finding the scale, and scaling."""
     names = ("computescale_perf", "scale_matrix_perf")
-    tables = [_versions(datasets, device, stack, f"quantize/{name}") for name in names]
+    tables = [_versions(of, f"quantize/{name}") for name in names]
     if not all(tables):
         return None
     both = pd.concat([_read(paths[0], ["m", "k"], {}, zero=True) for paths in tables])
     return both.groupby(["m", "k"])[["time_us"]].sum().reset_index()
 
 
-def static_quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
+def static_quantisation(of: Published) -> pd.DataFrame | None:
     """Scaling ``m x k`` activations to fp8 by a known factor: one elementwise kernel."""
-    found = _versions(datasets, device, stack, "quantize/scale_matrix_perf")
+    found = _versions(of, "quantize/scale_matrix_perf")
     return merged(_read(found[0], ["m", "k"], {})) if found else None
 
 
-def prefill(
-    datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
-) -> Table | None:
+def prefill(of: Published, kv_dtype: KvDtype, window: int = 0) -> Table | None:
     """Causal attention of ``batch`` equal sequences without a prefix: batch, chunk, heads,
     kv_heads, head_dim; within the last ``window`` tokens (0: over all). With an fp8 cache the
     kernel that computes in fp8 counts, where the stack has one."""
-    for path in _versions(datasets, device, stack, "attention/context_attention_perf"):
+    for path in _versions(of, "attention/context_attention_perf"):
         for kernel in ("fp8", "bfloat16") if kv_dtype == "fp8" else ("bfloat16",):
             chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": kernel, "step": 0}
             rows = _read(path, [*_ATTENTION], chosen, window=window).rename(columns=_ATTENTION)
@@ -118,11 +110,9 @@ def prefill(
     return None
 
 
-def decode(
-    datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
-) -> Table | None:
+def decode(of: Published, kv_dtype: KvDtype, window: int = 0) -> Table | None:
     """Attention of one new token a sequence: batch, context, heads, kv_heads, head_dim."""
-    of, table = (datasets, device, stack), "attention/generation_attention_perf"
+    table = "attention/generation_attention_perf"
     chosen = {"kv_cache_dtype": _theirs(kv_dtype), "attn_dtype": "bfloat16"}
     return _newest(of, table, _ATTENTION, chosen, _decodes, window=window)
 
@@ -137,9 +127,7 @@ def _without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
     return lambda rows: merged(rows.drop(columns=[*columns]))
 
 
-def latent(
-    datasets: Path, device: str, stack: str, kind: str, kv_dtype: KvDtype, whole: bool = False
-) -> Table | None:
+def latent(of: Published, kind: str, kv_dtype: KvDtype, whole: bool = False) -> Table | None:
     """Latent attention of ``prefill`` (heads, chunk) or ``decode`` (heads, batch, context): the
     kernel alone, or the ``whole`` block of DeepSeek V3 with its bf16 GEMMs."""
     table = f"mla/mla_{_theirs(kind)}_module_perf" if whole else f"mla/{_theirs(kind)}_mla_perf"
@@ -147,25 +135,19 @@ def latent(
     chosen |= {"gemm_type": "bfloat16"} if whole else {}
     chosen |= {"batch_size": 1, "step": 0} if kind == "prefill" else {}
     change = _decodes if kind == "decode" else _without("batch", "context")
-    return _newest((datasets, device, stack), table, _BLOCK, chosen, change)
+    return _newest(of, table, _BLOCK, chosen, change)
 
 
-def latent_blocks(datasets: Path, device: str, stack: str) -> Table | None:
+def latent_blocks(of: Published) -> Table | None:
     """Whole blocks of latent attention with GEMMs in fp8 blocks (heads, batch, context): SGLang's
     decodes with data-parallel attention by FlashAttention 3, its default on Hopper."""
     names = {"num_heads": "heads", "batch_size": "batch", "isl": "context"}
     chosen = {_KERNEL: "fa3", "mla_dtype": "fp8_block", "step": 0}
-    return _newest((datasets, device, stack), "mla/wideep_generation_mla_perf", names, chosen)
+    return _newest(of, "mla/wideep_generation_mla_perf", names, chosen)
 
 
 def sparse(
-    datasets: Path,
-    device: str,
-    stack: str,
-    kind: str,
-    kv_dtype: KvDtype,
-    architecture: str,
-    dtype: WeightDtype,
+    of: Published, kind: str, kv_dtype: KvDtype, architecture: str, dtype: WeightDtype
 ) -> Table | None:
     """Whole blocks of sparse attention with indexer and GEMMs in ``dtype``: ``prefill`` of one
     sequence (heads, chunk, context: cached tokens), or ``decode`` (heads, batch, context)."""
@@ -173,11 +155,11 @@ def sparse(
     chosen: dict[str, Any] = {"kv_cache_dtype": _theirs(kv_dtype), "gemm_type": _theirs(dtype)}
     chosen |= {"architecture": architecture, "op_name": name}
     chosen |= {"batch_size": 1} if kind == "prefill" else {}
-    of, table = (datasets, device, stack), f"sparse_attention/{name}_perf"
+    table = f"sparse_attention/{name}_perf"
     return _newest(of, table, _BLOCK, chosen, _decodes if kind == "decode" else _without("batch"))
 
 
-def recurrent(datasets: Path, device: str, stack: str, kind: str) -> Table | None:
+def recurrent(of: Published, kind: str) -> Table | None:
     """Convolution and state of a gated delta net, heads of 128 x 128 numbers: heads (of values),
     kv_heads (of keys), batch, and of ``prefill`` the chunk."""
     names = {"batch_size": "batch", "seq_len": "chunk", "num_v_heads": "heads"}
@@ -190,17 +172,11 @@ def recurrent(datasets: Path, device: str, stack: str, kind: str) -> Table | Non
         both = kernels.agg(["size", "sum"]).reset_index().rename(columns={"sum": "time_us"})
         return both[both.pop("size") == 2]
 
-    return _newest((datasets, device, stack), "linear_attention/gdn_perf", names, chosen, whole)
+    return _newest(of, "linear_attention/gdn_perf", names, chosen, whole)
 
 
 def experts(
-    datasets: Path,
-    device: str,
-    stack: str,
-    dtype: MoeDtype,
-    distribution: str,
-    gated: bool = True,
-    wide: bool = False,
+    of: Published, dtype: MoeDtype, distribution: str, gated: bool = True, wide: bool = False
 ) -> Table | None:
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
@@ -210,19 +186,18 @@ def experts(
     of vLLM and SGLang: its gate sends their tokens to four of eight groups of experts. Of two
     kernels the faster counts: an engine tunes.
     """
-    of = (datasets, device, stack)
 
     def fitting(rows: pd.DataFrame) -> pd.DataFrame:
         kernel = rows.pop("kernel").astype(str)
         other, ungated = kernel.str.contains("situ"), kernel.str.contains("nongated")
         ungated |= (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
-        if distribution == "balanced" and not stack.startswith("trtllm"):
+        if distribution == "balanced" and not of[2].startswith("trtllm"):
             other |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
         ranks = rows["tp"] * rows["ep"]
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
         among = (ranks > MOST_RANKS) & (rows["tp"] == 1) if wide else ranks <= MOST_RANKS
         rows = rows[~other & (ungated != gated) & one_way & among]
-        own = even_experts(*of, dtype, distribution, False) if wide and gated else None
+        own = even_experts(of, dtype, distribution, False) if wide and gated else None
         if own is not None:
             rows = pd.concat([rows, own[0][own[0]["ep"] > MOST_RANKS]])
         return _fastest(rows)
@@ -232,29 +207,30 @@ def experts(
 
 
 def even_experts(
-    datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str, even: bool = True
+    of: Published, dtype: MoeDtype, distribution: str, even: bool = True
 ) -> Table | None:
     """Experts of TensorRT-LLM's wide expert parallelism, as :func:`experts`; ``tokens`` are those
     of all ranks. ``even``: placed by a load balancer, their number that of the slots with copies.
     """
-    of, table, names = (datasets, device, stack), "moe/wideep_moe_perf", {**_MOE}
-    names |= {"num_slots": "slots"}
+    names = {**_MOE, "num_slots": "slots"}
     chosen = {"moe_dtype": _theirs(dtype), "distribution": distribution + ("_eplb" if even else "")}
-    return _newest(of, table, names, chosen, lambda rows: rows.assign(experts=rows.pop("slots")))
+
+    def slots(rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(experts=rows.pop("slots"))
+
+    return _newest(of, "moe/wideep_moe_perf", names, chosen, slots)
 
 
-def deepep_experts(
-    datasets: Path, device: str, stack: str, kind: str, distribution: str
-) -> Table | None:
+def deepep_experts(of: Published, kind: str, distribution: str) -> Table | None:
     """Experts behind DeepEP (DeepGEMM, fp8 in blocks), as :func:`experts`: masked GEMMs in mode
     ``low_latency``, or in ``normal`` with their launches. ``tokens`` are those of all ranks."""
     phase = {"low_latency": "generation", "normal": "context"}[kind]
     spread = "uniform" if distribution == "balanced" else distribution
-    of, table = (datasets, device, stack), f"moe/wideep_{phase}_moe_perf"
-    return _newest(of, table, _MOE, {"moe_dtype": "fp8_block", "distribution": spread}, _fastest)
+    chosen = {"moe_dtype": "fp8_block", "distribution": spread}
+    return _newest(of, f"moe/wideep_{phase}_moe_perf", _MOE, chosen, _fastest)
 
 
-def deepep(datasets: Path, device: str, stack: str, kind: str, between_nodes: bool) -> Table | None:
+def deepep(of: Published, kind: str, between_nodes: bool) -> Table | None:
     """DeepEP's dispatch in fp8 and combine in bf16 (hidden, top_k, experts, ranks, tokens of one
     rank, time_us) in ``low_latency`` or ``normal`` mode: within a node, or between nodes."""
     name, parts, sms = "ll", ["avg_t"], {}
@@ -267,44 +243,42 @@ def deepep(datasets: Path, device: str, stack: str, kind: str, between_nodes: bo
 
     def exchanges(rows: pd.DataFrame) -> pd.DataFrame:
         rows = rows[(rows["ranks"] > 1) == between_nodes]
-        return _fastest(rows.assign(ranks=rows["ranks"] * load_device(device).gpus_per_node))
+        return _fastest(rows.assign(ranks=rows["ranks"] * load_device(of[1]).gpus_per_node))
 
-    of, table = (datasets, device, stack), f"comm/wideep_deepep_{name}_perf"
+    table = f"comm/wideep_deepep_{name}_perf"
     return _newest(of, table, names, sms, exchanges, times=times)
 
 
-def nvlink_exchange(
-    datasets: Path, device: str, stack: str, kernel: str, part: str, dtype: MoeDtype
-) -> Table | None:
+def nvlink_exchange(of: Published, kernel: str, part: str, dtype: MoeDtype) -> Table | None:
     """A ``part`` (prepare, dispatch, combine) of TensorRT-LLM's exchange of tokens in ``dtype``, as
     :func:`deepep`. Combining sends bf16 whatever is dispatched."""
     names = {"hidden_size": "hidden", "topk": "top_k", "num_experts": "experts"}
     names |= {"moe_ep_size": "ranks", "num_tokens": "tokens"}
     theirs = {"nvlink_one_sided": "NVLinkOneSided", "nvlink_two_sided": "NVLinkTwoSided"}[kernel]
     chosen = {_KERNEL: theirs, "op_name": f"alltoall_{part}", "moe_dtype": _theirs(dtype)}
-    return _newest((datasets, device, stack), "comm/trtllm_alltoall_perf", names, chosen, _fastest)
+    return _newest(of, "comm/trtllm_alltoall_perf", names, chosen, _fastest)
 
 
-def all_to_alls(datasets: Path, device: str, op: str = "alltoall") -> Table | None:
+def all_to_alls(of: Published, op: str = "alltoall") -> Table | None:
     """NCCL's all-to-all (gpus, num_bytes, time_us): all bytes that a rank sends, also to itself; of
     another ``op``, ``all_gather`` or ``reduce_scatter``, the bytes of all ranks together."""
-    of, chosen = (datasets, device, "nccl"), {"op_name": op, "nccl_dtype": "half"}
-    return _newest(of, "comm/nccl_perf", _MESSAGE, chosen, _messages)
+    chosen = {"op_name": op, "nccl_dtype": "half"}
+    return _newest((*of[:2], "nccl"), "comm/nccl_perf", _MESSAGE, chosen, _messages)
 
 
-def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, Table]:
+def all_reduces(of: Published) -> dict[str, Table]:
     """All-reduce rows (gpus, num_bytes, time_us) and their version by kernel: ``graph`` and
     ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``."""
-    of, found, names = (datasets, device, stack), {}, {**_MESSAGE, _KERNEL: "kernel"}
+    found, names = {}, {**_MESSAGE, _KERNEL: "kernel"}
     if own := _newest(of, "comm/custom_allreduce_perf", names, {}, lambda rows: rows):
         kernel = own[0]["kernel"].astype(str)
         # SGLang 0.5.6's table holds TensorRT-LLM's kernel.
-        both = (kernel == "TRTLLM") & stack.startswith("trtllm")
+        both = (kernel == "TRTLLM") & of[2].startswith("trtllm")
         for variant in ("graph", "eager"):
             mine = own[0][kernel.str.endswith(variant) | both]
             if len(mine):
                 found[variant] = _messages(mine), own[1]
-    nccl = None if "@" in stack else all_to_alls(datasets, device, "all_reduce")
+    nccl = None if "@" in of[2] else all_to_alls(of, "all_reduce")
     return found if nccl is None else {**found, "nccl": nccl}
 
 
@@ -324,7 +298,7 @@ def _newest(*table: Any, **how: Any) -> Table | None:
 
 
 def _tables(
-    of: tuple[Path, str, str],
+    of: Published,
     table: str,
     names: Mapping[str, str],
     chosen: Mapping[str, Any],
@@ -333,19 +307,19 @@ def _tables(
 ) -> Iterator[Table]:
     """The rows (:func:`_read`), with columns by our ``names`` and after a ``change``, in every
     version ``of`` a device's stack that has some, newest first."""
-    for path in _versions(*of, table):
+    for path in _versions(of, table):
         rows = change(_read(path, [*names], chosen, **how).rename(columns=dict(names)))
         if len(rows):
             yield rows, path.parent.name
 
 
-def _versions(datasets: Path, device: str, stack: str, table: str) -> list[Path]:
+def _versions(of: Published, table: str) -> list[Path]:
     """The files of one table (``family/name``), newest first; of a named version (``vllm@0.14.0``)
     only."""
-    root = source_folder(datasets, FOLDER) / SYSTEMS[device]
+    root = source_folder(of[0], FOLDER) / SYSTEMS[of[1]]
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder among the public measurements")
-    (family, name), (engine, _, version) = table.split("/"), stack.partition("@")
+    (family, name), (engine, _, version) = table.split("/"), of[2].partition("@")
     found = (root / family / engine).glob(f"{version or '*'}/{name}.parquet")
     return sorted(
         found, key=lambda path: [*map(int, re.findall(r"\d+", path.parent.name))], reverse=True
@@ -404,6 +378,11 @@ _PREFILL, _DECODE = "attention_prefill_bf16.csv", "attention_decode_bf16.csv"
 FILES = f"{_GEMM}, attention_{{prefill,decode}}_bf16.csv and {_NCCL} of an A100"
 #: Of HBM bandwidth: decode rows above it were read from L2.
 _HBM_SHARE = 0.9
+
+
+def measured_on(_: Path) -> str:
+    """The CSVs' device."""
+    return A100_DEVICE
 
 
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:

@@ -38,8 +38,9 @@ _SHAPE = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd")
 _HEADS = {"heads": 32, "kv_heads": 4, "head_dim": 128}
 _TP = "num_tensor_parallel_workers"
 _SECOND_NORM = "post_attention_layernorm"
+_A40_REDUCES = "all_reduce_a40.csv"
 _P2P, _SEND_A40 = "p2p_a100_{}_2023_n_embd_not_12288.csv", "send_recv_a40.csv"
-_MESSAGES = {"a100": ("all_reduce_a100_dgx.csv", _P2P), "a40": ("all_reduce_a40.csv", _SEND_A40)}
+_MESSAGES = {"a100": ("all_reduce_a100_dgx.csv", _P2P), "a40": (_A40_REDUCES, _SEND_A40)}
 #: Our ops as sums of Vidur's, each so many times. mlp_up_proj is gate and up fused in gated models.
 OPS: dict[str, dict[str, int]] = {
     "preproj": {"attn_pre_proj": 1},
@@ -49,6 +50,11 @@ OPS: dict[str, dict[str, int]] = {
     "embedding": {"emb": 1},
     "others": {"input_layernorm": 1, _SECOND_NORM: 1, "attn_rope": 1, "mlp_act": 1, "add": 2},
 }
+
+
+def measured_on(_: Path) -> str:
+    """The device of most files."""
+    return "a100-80g-sxm"
 
 
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
@@ -64,7 +70,10 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
     ops: dict[str, OpRows] = {}
     for name, path in files.items():
         raw = _read_mlp(path)
-        if _is(model, raw.iloc[0]):
+        row, shape = raw.iloc[0], (model.num_heads, model.num_kv_heads, model.hidden_size)
+        gated = str(row["use_gated_mlp"]).lower() == "true"
+        same = (*shape, model.ffn_hidden_size) == tuple(row[[*_SHAPE]]) and gated == model.gated_ffn
+        if same and not model.learned_positions:
             ops = _ops(raw[raw[_TP] == tp], f"of {name}, tp {tp}")
             break
     attention = {}
@@ -79,13 +88,6 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
         gemms=OpRows(mlp(folder, gpu)["gemm"], f"mlp_{gpu}_*.csv"),
         attention=attention,
     )
-
-
-def _is(model: ModelSpec, row: pd.Series[int]) -> bool:
-    wanted = (model.num_heads, model.num_kv_heads, model.hidden_size, model.ffn_hidden_size)
-    gated = str(row["use_gated_mlp"]).lower() == "true"
-    same = wanted == tuple(row[[*_SHAPE]]) and gated == model.gated_ffn
-    return same and not model.learned_positions
 
 
 def _ops(raw: pd.DataFrame, of: str) -> dict[str, OpRows]:
@@ -103,7 +105,7 @@ def _messages(folder: Path, gpu: str, tp: int) -> dict[str, OpRows]:
     reduce, send = _MESSAGES.get(gpu, ("", ""))
     here, found = source_folder(folder, FOLDER), {}
     if tp > 1 and (here / reduce).is_file():
-        found["all_reduce"] = all_reduce(folder, reduce, tp), f"{reduce}, {tp} GPUs of one node"
+        found["all_reduce"] = all_reduce(folder, tp, reduce), f"{reduce}, {tp} GPUs of one node"
     for op, scope in SENDS.items():
         file = send.format(scope)
         if (here / file).is_file():
@@ -224,18 +226,13 @@ def attention_rows(path: Path, kind: str) -> pd.DataFrame:
     return raw.rename(columns={size: "size", "kv_cache_size": "cached"})
 
 
-def all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
+def all_reduce(datasets: Path, gpus: int, file: str = _A40_REDUCES) -> pd.DataFrame:
     """All-reduce of ``gpus`` ranks of ONE node: num_bytes, time_us. Sizes are bytes. The files also
     hold ranks that are spread over nodes (fewer devices per node than workers)."""
     path = source_folder(datasets, FOLDER) / file
     sizes, keep = ("size", "max_devices_per_node"), {"num_workers": gpus, "devices_per_node": gpus}
     raw = timed(path, _median("all_reduce"), counts=sizes, keep=keep)
     return tidy(raw["time_us"], num_bytes=raw["size"])
-
-
-def all_reduce_a40(datasets: Path, gpus: int) -> pd.DataFrame:
-    """A40 all-reduce; sizes are bytes."""
-    return all_reduce(datasets, "all_reduce_a40.csv", gpus)
 
 
 def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
