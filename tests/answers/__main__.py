@@ -32,7 +32,7 @@ def main() -> int:
     from tests.answers.questions import SEED
 
     parser = argparse.ArgumentParser(prog="python -m tests.answers", description=__doc__)
-    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--out", type=Path, default=Path("runs/answers"))
     parser.add_argument(

@@ -8,17 +8,20 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from sarathi_sim.experiments.config.scenario import POOLS
 from sarathi_sim.profiler.storage.strict import UserError
-from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of
-from tests.answers.questions import LIMITS, Question, limited
+from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of, resolved
+from tests.answers.questions import Question, limited
 from tests.answers.questions import question as one_question
 
 LIMIT_S = 600.0
@@ -28,8 +31,12 @@ SMALL = 8
 ABOVE, BETTER, LITTLE = 0.10, 0.03, 0.1
 """What is added to the tolerance: for the load that must break, and for a better deployment. The
 part of a configuration's own load that is tried where nothing is said to carry any."""
-JUDGED = 2
-"""Deployments of an answer that are judged: the winner and the runner-up."""
+SHOWS: Mapping[str, Callable[[Scenario], Any]] = {
+    "pools": lambda scenario: scenario.get("disaggregation"),
+    "ranks": lambda scenario: scenario["cluster"].get("dp", 1) > 1,
+    "drafts": lambda scenario: scenario.get("speculation"),
+}
+"""By kind of a question, whether a deployment has what it is about."""
 
 
 Task = tuple[int, int, str, float]
@@ -70,7 +77,7 @@ def judgement_of(question: Question, folder: Path, limit_s: float = LIMIT_S) -> 
     carries anything), ``timeout`` or ``failed``.
     """
     began = time.monotonic()
-    names = ("name", "command", "kind", "hard", "slo", "tolerance", "layouts")
+    names = ("name", "command", "kind", "hard", "slo", "tolerance")
     found: dict[str, Any] = {name: getattr(question, name) for name in names}
     found["arguments"] = question.arguments(folder)
     summary = _ask(found, folder, limit_s)
@@ -116,7 +123,7 @@ def _judge(
         carrying = [one for one in carrying if one["capacity"] >= rate]
     if not carrying:
         found.setdefault("outcome", "none")
-        if question.command == "capacity" and question.layouts <= SMALL:
+        if question.command == "capacity":
             config = yaml.safe_load(Path(found["arguments"][1]).read_text())
             found["brute"] = list(_brute_force(question, judge, config, LITTLE, None))
         return
@@ -124,20 +131,22 @@ def _judge(
     if question.command == "capacity":
         carrying = sorted(carrying, key=lambda one: -one["capacity"])
     found["at"], found["above"], found["fewer"] = [], [], []
-    for one in carrying[:JUDGED]:
+    shows = SHOWS.get(question.kind.partition(",")[0], bool)
+    first, *others = carrying
+    # The winner and the next; the best that has what the question is about, if it is none of both.
+    others.sort(key=lambda one: not shows(one["scenario"]) or bool(shows(first["scenario"])))
+    for one in (first, *others[:1]):
         name, scenario = one["name"], one["scenario"]
         stated = 1.0 if rate is None else rate / load_of(scenario)
         found["at"].append(asdict(judge.judge(name, scenario, stated)))
         if rate is None:
             factor = 1 + question.tolerance + ABOVE
             found["above"].append(asdict(judge.judge(name, scenario, factor)))
-    first = carrying[0]["scenario"]
-    replicas = first["cluster"]["replicas"]
-    if rate is not None and replicas > 1:
-        fewer = {**first, "cluster": {**first["cluster"], "replicas": replicas - 1}}
-        name = f"{carrying[0]['name']} less one"
-        found["fewer"].append(asdict(judge.judge(name, fewer, rate / load_of(first))))
-    if rate is None and question.layouts <= SMALL:
+    name, first = first["name"], first["scenario"]
+    for fewer in one_fewer(first) if rate is not None else ():
+        factor = rate / load_of(first)
+        found["fewer"].append(asdict(judge.judge(f"{name} less one", fewer, factor)))
+    if rate is None:
         better = 1 + question.tolerance + BETTER
         found["brute"] = list(_brute_force(question, judge, first, better, first))
 
@@ -161,15 +170,15 @@ class _Judge:
 def _brute_force(
     question: Question, judge: _Judge, first: Scenario, factor: float, but: Scenario | None
 ) -> Iterator[dict[str, Any]]:
-    """Every deployment of the space, ``but`` one, at so many times the load of the first.
+    """Every deployment of a small space, ``but`` one, at so many times the load of the first.
 
     One that keeps the SLO in a short run is judged once more, as an answer is.
     """
-    other_ones = _grid if question.command == "capacity" else _enumerated
-    for name, scenario in other_ones(question, first):
-        if but is not None and _same(scenario, but):
-            continue
+    space = list((_grid if question.command == "capacity" else _enumerated)(question, first))
+    for name, scenario in space if len(space) <= SMALL else ():
         try:
+            if but is not None and resolved(scenario) == resolved(but):
+                continue
             found = judge.judge(name, scenario, factor, short=True)
             suspect = found.keeps
             if suspect:
@@ -180,20 +189,15 @@ def _brute_force(
         yield {**asdict(found), "suspect": suspect}
 
 
-def _same(one: Scenario, other: Scenario) -> bool:
-    """Whether both have the same layout and the same limits."""
-
-    def facts(scenario: Scenario) -> list[Any]:
-        cluster, policy = scenario["cluster"], scenario["policy"]
-        named = [cluster.get(key, 1) for key in ("tp", "pp")]
-        named += [policy.get(key) for key in sorted(_LIMITS)]
-        reserving = policy["name"] in ("sarathi", "orca")
-        return [*named, scenario["batching"]["max_batch"] if reserving else None]
-
-    return facts(one) == facts(other)
-
-
-_LIMITS = {"name", "chunk_size", *itertools.chain(*LIMITS.values())}
+def one_fewer(scenario: Scenario) -> Iterator[Scenario]:
+    """The scenario with one replica fewer; with one worker fewer of either pool."""
+    pooled = scenario.get("disaggregation") is not None
+    for path in [("disaggregation", pool) for pool in POOLS] if pooled else [()]:
+        fewer = json.loads(json.dumps(scenario))
+        cluster = reduce(getitem, path, fewer)["cluster"]
+        if cluster["replicas"] > 1:
+            cluster["replicas"] -= 1
+            yield fewer
 
 
 def _grid(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -203,16 +207,19 @@ def _grid(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, 
     for values in itertools.product(*grid.values()):
         scenario = json.loads(json.dumps({k: v for k, v in config.items() if k != "name"}))
         for key, chosen in zip(grid, values, strict=True):
-            section, name = key.split(".")
-            scenario[section][name] = chosen
+            *path, name = key.split(".")
+            reduce(lambda tree, part: tree.setdefault(part, {}), path, scenario)[name] = chosen
         scenario["workload"] = first["workload"]
         yield ", ".join(f"{k} {v}" for k, v in zip(grid, values, strict=True)), scenario
 
 
 def _enumerated(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The layouts of a recommendation on so many GPUs, under the first one's load."""
+    """The layouts of a recommendation on so many GPUs, under the first one's load; none where the
+    question has further ones."""
     gpus, options = question.options["gpus"], question.options
-    budgets, limits = (options[key].split(",") for key in ("budget", "seqs"))
+    if question.kind.partition(",")[0] in SHOWS:
+        return
+    budgets, limits = (options.get(key, "512,1024,2048").split(",") for key in ("budget", "seqs"))
     degrees = (1, 2, 4, 8)
     for stack in str(options.get("stack", "")).split(","):
         for tp, pp, *numbers in itertools.product(degrees, degrees, budgets, limits):
@@ -261,7 +268,7 @@ def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
         "kept above": held,
         "kept with one replica fewer (at most 0.10)": part(len(spared), len(fewer)),
         "kept with fewer": spared,
-        "spaces looked at by brute force": sum("brute" in one for one in found),
+        "spaces looked at by brute force": sum(bool(one.get("brute")) for one in found),
         "better deployments found (none)": len(better),
         "better": better,
         "not settled (at most 5)": len(unsettled),

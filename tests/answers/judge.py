@@ -53,6 +53,7 @@ NEARLY, POINTS = 1.05, 0.02
 METRICS = {name: f"{name}_s" for name in ("ttft", "tpot", "tbt", "tbt_max", "latency")}
 METRICS |= {"itl": "tbt_s", "e2e": "latency_s"}
 REQUEST_METRICS = ("ttft_s", "tpot_s", "tbt_max_s", "latency_s")
+NOWHERE = Source("answers", "", {}, ())
 _TIME = re.compile(r"(\d*\.?\d+)(us|ms|s)")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -292,9 +293,8 @@ def rerun(
     """
     changed = deepcopy(dict(scenario))
     workload, replicas = changed["workload"], changed.get("cluster", {}).get("replicas", 1)
-    where = Source("answers", "", {}, ())
     short = {**changed, "workload": {**workload, "requests": min(1000, requests_of(scenario))}}
-    sample = deploy(check_scenario(short, where), where).requests
+    sample = deploy(check_scenario(short, NOWHERE), NOWHERE).requests
     outputs = [request.output_tokens for request in sample]
     last = max(request.arrival_s for request in sample)
     lasting = least_s * len(sample) / last if last else 0.0
@@ -312,7 +312,7 @@ def rerun(
                 path, index=False
             )
         workload["lengths"]["path"] = str(path)
-    deployment = deploy(check_scenario(changed, where), where)
+    deployment = deploy(check_scenario(changed, NOWHERE), NOWHERE)
     if not apart or replicas == 1:
         return observe(deployment, open_loop), drawn < wanted
     count = min(replicas, math.ceil(FEWEST * replicas / drawn), max(1, most * replicas // drawn))
@@ -332,7 +332,15 @@ def independent(scenario: Scenario) -> bool:
     """Whether each replica could as well be alone: arrivals come by themselves, and in turn."""
     workload, cluster = scenario["workload"], scenario.get("cluster", {})
     closed = workload["arrivals"]["kind"] == "closed_loop" or workload.get("sessions") is not None
-    return not closed and cluster.get("router", "round_robin") == "round_robin"
+    pooled = scenario.get("disaggregation") is not None
+    return not (closed or pooled) and cluster.get("router", "round_robin") == "round_robin"
+
+
+def resolved(scenario: Scenario) -> dict[str, Any]:
+    """All keys that act, but the load's and the seed."""
+    short = {**scenario, "workload": {**scenario["workload"], "requests": 10}}
+    found = deploy(check_scenario(short, NOWHERE), NOWHERE).scenario
+    return found.model_dump(exclude={"workload", "seed"})
 
 
 def one_of(deployment: Deployment, place: int) -> Deployment:

@@ -7,7 +7,6 @@ most questions have an answer. Nothing here comes from the search that is judged
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +17,11 @@ import yaml
 
 SEED = 20_261_123
 """The seed of the questions that are asked by default."""
-RARE = ("tolerance", "max_length")
+RARE = ("tolerance", "max_length", "drafts")
 """Options of ``recommend`` that are given by ``--set``."""
+SPECIAL = ("pools", "ranks", "drafts")
+"""What every fourth question is about, in turn: prefill and decode workers, ranks with attention of
+their own, speculation. Twelve numbers long by ``recommend``, then by ``capacity``."""
 COMMAND_LINE, HARD, FULL_SPACE = 0.6, 0.3, 0.06
 """Shares of questions: asked on the command line; hard; with all budgets and sequence limits."""
 
@@ -52,6 +54,7 @@ MODELS = {
     "llama-3.3-70b": ModelSize(70.6, 70.6, 327_680),
     "qwen3-30b-a3b": ModelSize(30.5, 3.3, 98_304),
     "mixtral-8x7b": ModelSize(46.7, 12.9, 131_072),
+    "deepseek-r1": ModelSize(335.5, 18.5, 70_272),  # fp8: half of its parameters
     "llama-13b": ModelSize(13.0, 13.0, 819_200),
 }
 ALL_STACKS = ("vllm", "sglang", "trtllm")
@@ -74,6 +77,11 @@ PAIRS = (
     *(("llama-13b", device) for device in ("a6000", "a6000", "a6000", "a100-80g-sxm")),
 )
 """What is asked about; a pair that stands here twice is asked about twice as often."""
+RANKED = (
+    *(("qwen3-30b-a3b", device) for device in ("h100-80g-sxm", "h200-sxm")),
+    *(("deepseek-r1", device) for device in ("h200-sxm", "b200-sxm")),
+)
+"""The mixtures whose ranks are asked about, on a node of eight GPUs."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +123,8 @@ class Trace:
 class Question:
     """A question: a command line of ``recommend``, or a configuration of ``capacity``.
 
-    ``options`` are those of the command, by name. ``layouts`` is the size of the space that it
-    describes, counted by hand. A ``{trace}`` in an option or a value stands for the CSV's path.
+    ``options`` are those of the command, by name. ``kind`` begins with what is special in it.
+    A ``{trace}`` in an option or a value stands for the CSV's path.
     """
 
     number: int
@@ -128,7 +136,6 @@ class Question:
     options: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     trace: Trace | None = None
-    layouts: int = 0
 
     @property
     def name(self) -> str:
@@ -144,7 +151,8 @@ class Question:
         if self.command == "recommend":
             words = [self.command]
             for key, value in self.options.items():
-                words += ["--set", f"{key}={value}"] if key in RARE else [f"--{key}", str(value)]
+                given = [] if value is True else [str(value)]
+                words += ["--set", f"{key}={value}"] if key in RARE else [f"--{key}", *given]
             return [word.replace("{trace}", str(path)) for word in words]
         config = folder / f"{self.name}.yaml"
         text = yaml.safe_dump(dict(self.config), sort_keys=False)
@@ -181,16 +189,13 @@ class Scale:
         return 1 / (self.prefill_s(self.prompt + self.output) + self.output * self.decode_s / batch)
 
 
-def questions(number: int, seed: int = SEED) -> list[Question]:
-    """The first ``number`` questions of a seed; each one has a random stream of its own."""
-    return [question(one, seed) for one in range(number)]
-
-
 def question(number: int, seed: int = SEED) -> Question:
-    """One question."""
+    """A question of a seed; each has a random stream of its own."""
     draw = Draw(np.random.default_rng([seed, number]))
-    asked = _recommend if draw.chance(COMMAND_LINE) else _capacity
-    return asked(number, draw, hard=draw.chance(HARD))
+    on_line, hard, special = draw.chance(COMMAND_LINE), draw.chance(HARD), ""
+    if number % 4 == 3:
+        on_line, hard, special = number // 12 % 2 == 0, False, SPECIAL[number // 4 % 3]
+    return (_recommend if on_line else _capacity)(number, draw, hard, special)
 
 
 class Draw:
@@ -222,9 +227,10 @@ class Draw:
         return int(self.rng.integers(low, high + 1))
 
 
-def _pair(draw: Draw) -> tuple[str, str, int]:
+def _pair(draw: Draw, special: str) -> tuple[str, str, int]:
     """A model, a device, and the fewest GPUs of tensor parallelism that hold the weights."""
-    model, device = draw.one(PAIRS)
+    known = [pair for pair in PAIRS if GPUS[pair[1]].stacks] if special else PAIRS
+    model, device = draw.one(RANKED if special == "ranks" else known)
     gpu, tp = GPUS[device], 1
     while 2 * MODELS[model].parameters > 0.7 * gpu.memory * tp:
         tp *= 2
@@ -239,11 +245,12 @@ def _lengths(draw: Draw, longest: int) -> tuple[int, int]:
 
 
 def _tolerance(draw: Draw, hard: bool) -> float:
+    """At least the default of the commands, of long runs more."""
     low, high = (0.15, 0.5) if hard else (0.02, 0.5)
-    return round(draw.between(low, high), 3)
+    return round(max(0.05, draw.between(low, high)), 3)
 
 
-def _slo(draw: Draw, scale: Scale, budget: int, hard: bool) -> str:
+def _slo(draw: Draw, scale: Scale, budget: int, hard: bool, special: str) -> str:
     """One to three clauses, the limits from the scale."""
 
     def limit(seconds: float) -> str:
@@ -254,7 +261,7 @@ def _slo(draw: Draw, scale: Scale, budget: int, hard: bool) -> str:
     ttft_s = scale.prefill_s(scale.prompt) * draw.between(1.5, 30) + scale.decode_s
     if hard:
         ttft_s = draw.between(4, 30)
-    ttft_s = max(ttft_s, 2.5 * mixed_s)
+    ttft_s = max(ttft_s, 2.5 * mixed_s) + 0.1 * (special == "pools")  # the KV cache is sent
     tpot_s = scale.decode_s * draw.between(1.3, 6)
     whole_s = ttft_s + scale.output * tpot_s
     if draw.chance(0.2):
@@ -287,28 +294,27 @@ def _trace(draw: Draw, prompt: int, output: int, longest: int) -> Trace:
     return Trace(seed, rows, prompt, output, sigma, longest, cv)
 
 
-def _recommend(number: int, draw: Draw, hard: bool) -> Question:
-    model, device, tp = _pair(draw)
+def _recommend(number: int, draw: Draw, hard: bool, special: str) -> Question:
+    model, device, tp = _pair(draw, special)
     gpu = GPUS[device]
     options: dict[str, Any] = {"model": model, "device": device}
     prompt, output = _lengths(draw, 4096)
     scale = Scale(MODELS[model], gpu, tp, prompt, output)
     full = draw.chance(FULL_SPACE)
-    budgets = draw.some((512, 1024, 2048, 4096, 8192), 1, 2)
-    sequences = draw.some((16, 32, 64, 128, 256), 1, 2)
-    slo = _slo(draw, scale, max(budgets), hard)
-    tolerance = _tolerance(draw, hard)
+    budgets = draw.some((512, 1024, 2048, 4096, 8192), 1, 1 if special else 2)
+    sequences = draw.some((16, 32, 64, 128, 256), 1, 1 if special else 2)
+    slo = _slo(draw, scale, max(budgets), hard, special)
+    tolerance = _tolerance(draw, hard or bool(special))
     trace, kind = None, "one device"
     options["slo"] = slo
-    by_rate = draw.chance(0.35)
-    if by_rate:
-        replicas = draw.between(8, 24) if hard else draw.between(0.4, 6)
+    if draw.chance(0.35) and special != "ranks":
+        replicas = draw.between(8, 24) if hard else draw.between(0.4, 2 if special else 6)
         most = 48 / tp
         rate = 0.6 * scale.rate(max(sequences)) * min(replicas, most)
-        options["rate"], kind, gpus = float(f"{rate:.3g}"), "rate", 64
+        options["rate"], kind = float(f"{rate:.3g}"), "rate"
     else:
         gpus = draw.one((16, 24, 32, 48, 64)) if hard else tp * draw.one((1, 1, 2, 2, 4))
-        options["gpus"] = gpus
+        options["gpus"] = {"pools": 2 * gpus, "ranks": 8}.get(special, gpus)
     if draw.chance(0.25):
         trace = _trace(draw, prompt, output, 4096)
         # One in six has a limit that some of its requests exceed.
@@ -323,19 +329,22 @@ def _recommend(number: int, draw: Draw, hard: bool) -> Question:
     if gpu.stacks:
         stacks = draw.some(gpu.stacks, 2, 2) if draw.chance(0.1) else [draw.one(gpu.stacks)]
         options["stack"] = ",".join(stacks)
-    if not full:
+    if not full or special or "rate" in options:
         options["budget"] = ",".join(map(str, budgets))
         options["seqs"] = ",".join(map(str, sequences))
     options["tolerance"] = tolerance
-    per_layout = 20 if full else len(budgets) * len(sequences)
-    several = len(str(options.get("stack", "")).split(","))
-    # TP inside a node, up to eight stages, each a power of two.
-    tps = [tp for tp in (1, 2, 4, 8) if tp <= min(gpus, gpu.node)]
-    degrees = sum(1 for tp in tps for pp in (1, 2, 4, 8) if tp * pp <= gpus)
-    layouts = degrees * per_layout * several
-    return Question(
-        number, "recommend", slo, tolerance, hard, kind, options, {}, trace, layouts=layouts
-    )
+    if special == "pools":
+        options["pools"] = True
+    elif special == "drafts":
+        options |= {"speculation": ":".join(_drafter(draw, number)), "drafts": "0,2"}
+    kind = ", ".join(filter(None, (special, kind)))
+    return Question(number, "recommend", slo, tolerance, hard, kind, options, {}, trace)
+
+
+def _drafter(draw: Draw, number: int) -> tuple[str, str]:
+    """A method, in turn, and the probabilities that each of two drafts holds."""
+    held = ",".join(f"{draw.rng.uniform(0.4, 0.9):.2f}" for _ in range(2))
+    return ("mtp", "eagle3", "ngram")[number // 12 % 3], held
 
 
 LIMITS = {
@@ -365,20 +374,21 @@ def _policy(draw: Draw, stack: str, budget: int, sequences: int) -> dict[str, An
     return {"policy": limited(name, budget, sequences)}
 
 
-def _capacity(number: int, draw: Draw, hard: bool) -> Question:
-    model, device, tp = _pair(draw)
+def _capacity(number: int, draw: Draw, hard: bool, special: str) -> Question:
+    model, device, tp = _pair(draw, special)
     gpu = GPUS[device]
     stack = draw.one(gpu.stacks) if gpu.stacks else ""
     longest = 4096
     prompt, output = _lengths(draw, longest)
     budget, sequences = draw.one((512, 1024, 2048, 4096)), draw.one((16, 32, 64, 128, 256))
     scale = Scale(MODELS[model], gpu, tp, prompt, output)
-    policy = _policy(draw, stack, budget, sequences)
+    policy = {"policy": limited(stack or "vllm", budget, sequences)}
+    policy = policy if special else _policy(draw, stack, budget, sequences)
     named = policy["policy"]["name"]
     cluster: dict[str, Any] = {"tp": tp, "pp": 1, "max_length": longest}
     kind = draw.one(("bursty", "bursty", "clients", "prefixes", "sessions", "trace", "trace"))
-    if kind in ("prefixes", "sessions") and named not in ("vllm", "sglang", "trtllm"):
-        kind = "bursty"
+    if special or (kind in ("prefixes", "sessions") and named not in ALL_STACKS):
+        kind = draw.one(("bursty", "clients", "trace")) if special else "bursty"
     rate = float(f"{0.3 * scale.rate(sequences):.3g}")
     arrivals: dict[str, Any] = {"kind": "poisson", "rate": rate}
     workload: dict[str, Any] = {
@@ -415,25 +425,38 @@ def _capacity(number: int, draw: Draw, hard: bool) -> Question:
         workload = {"lengths": lengths, "arrivals": {"kind": "trace"}, "declared": "exact"}
     if hard and kind != "clients":
         cluster["replicas"] = draw.one((4, 8, 16)) if kind == "trace" else draw.one((8, 16, 32))
-    elif draw.chance(0.2):
+    elif draw.chance(0.2) and not special:
         cluster |= {"replicas": 2, "router": draw.one(("round_robin", "least_tokens"))}
-    space, layouts = _space(draw, named, budget, sequences, tp)
-    slo = _slo(draw, scale, budget, hard)
-    tolerance = _tolerance(draw, hard)
+    space = _space(draw, named, budget, sequences, tp)
+    if special:
+        space = {key: values for key, values in space.items() if key.startswith("policy")}
+    slo = _slo(draw, scale, budget, hard, special)
+    tolerance = _tolerance(draw, hard or bool(special))
     config: dict[str, Any] = {"name": f"q{number:03d}", "seed": draw.whole(0, 10**6)}
     config |= {"model": model, "device": device}
     if stack:
-        config |= {"stack": stack, "dtype": "bf16"}
+        config["stack"] = stack
     config |= {"workload": workload, "cluster": cluster, **policy}
     if named in LIMITS:
         config["kv_cache"] = {"prefix_caching": kind in ("prefixes", "sessions")}
+    if special == "pools":
+        config["disaggregation"] = {
+            pool: {"cluster": {"replicas": draw.whole(1, 2)}} for pool in ("prefill", "decode")
+        }
+        space["disaggregation.decode.cluster.replicas"] = [1, 2]
+    elif special == "ranks":
+        cluster |= {"tp": 1, "dp": 8, "expert_parallel": True}
+        space["cluster.rank_router"] = ["round_robin", draw.one(("least_requests", "random"))]
+    elif special == "drafts":
+        method, held = _drafter(draw, number)
+        drafts = {"method": method, "acceptance": list(map(float, held.split(",")))}
+        space["speculation"] = [None, {**drafts, "draft_length": 2}]
     load = "clients" if kind == "clients" else "rate"
     config["capacity"] = {"slo": slo, "load": load, "tolerance": tolerance}
     if space:
         config["capacity"]["space"] = {"grid": space}
-    return Question(
-        number, "capacity", slo, tolerance, hard, kind, {}, config, trace, layouts=layouts
-    )
+    kind = ", ".join(filter(None, (special, kind)))
+    return Question(number, "capacity", slo, tolerance, hard, kind, {}, config, trace)
 
 
 def _length_section(draw: Draw, prompt: int, output: int) -> dict[str, Any]:
@@ -452,11 +475,9 @@ def _length_section(draw: Draw, prompt: int, output: int) -> dict[str, Any]:
     return {"kind": "quantiles", "prompt": spread(prompt), "decode": spread(output)}
 
 
-def _space(
-    draw: Draw, policy: str, budget: int, sequences: int, tp: int
-) -> tuple[dict[str, list[int]], int]:
-    """A grid of one to six deployments, and their number."""
-    space: dict[str, list[int]] = {}
+def _space(draw: Draw, policy: str, budget: int, sequences: int, tp: int) -> dict[str, list[Any]]:
+    """A grid of one to six deployments."""
+    space: dict[str, list[Any]] = {}
     tokens, most = LIMITS.get(policy, ("chunk_size", "max_batch"))
     if policy != "orca" and draw.chance(0.5):
         space[f"policy.{tokens}"] = draw.one(([budget, 2 * budget], [256, budget]))
@@ -467,4 +488,4 @@ def _space(
         space["cluster.tp"] = [tp, 2 * tp]
     elif draw.chance(0.15):
         space["cluster.pp"] = [1, 2]
-    return space, math.prod(map(len, space.values()))
+    return space
