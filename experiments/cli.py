@@ -295,11 +295,13 @@ def _option(name: str, default: object, about: Sequence[Any]) -> Any:
     names = [text for text in texts if text.startswith("--")]
     if default is False:
         names = [f"--{name.replace('_', '-')}"]
-    *metavar, said = [text for text in texts if text not in names] or [None]
+    if not texts:
+        return None
+    *metavar, said = (text for text in texts if text not in names)
     look: dict[str, Any] = {"metavar": metavar[0]} if metavar else {}
     for each in about:
         look |= {end: getattr(each, key) for end, key in _BOUNDS if hasattr(each, key)}
-    return None if said is None else typer.Option(*names, help=said, **look)
+    return typer.Option(*names, help=said, **look)
 
 
 def _finite(value: float | None) -> float | None:

@@ -81,7 +81,8 @@ def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
         places = zip(probes, loads, parts, strict=True)
         full += [(load, part) for probe, load, part in places if probe["run"] == run]
     if full:
-        series.append(Series("points", "at its capacity", *np.array(full).T, BLACK))
+        x, y = np.array(full).T
+        series.append(Series("points", "at its capacity", x, y, BLACK))
     up = Axis("share of the limit (%)", shares=True, ends=(0.0, min(max(1.05 * most, 1.5), 2.1)))
     title, along = f"Headroom: {clause}", Axis(f"load ({unit})")
     return Chart(title, along, up, series, _HEADROOM, level=1.0)

@@ -103,8 +103,8 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
     tall = any(chart.y.rows for chart in charts)
     columns = 1 if tall else 2 if len(charts) == 4 else min(_MOST_COLUMNS, len(charts))
     lines = -(-len(charts) // columns)
-    rows = [max(len(c.y.rows), 2) * max(1, 0.6 * len(c.beside)) for c in charts[::columns]]
-    heights = [_ROW * count + 0.8 if tall else _PANEL for count in rows]
+    counts = [max(len(c.y.rows), 2) * max(1, 0.6 * len(c.beside)) for c in charts[::columns]]
+    heights = [_ROW * count + 0.8 if tall else _PANEL for count in counts]
     width = 10.0 if tall else max(_WIDE, 5.2 * columns)
     names, notes = legend(charts)
     small = int(_LETTERS[1] * width)

@@ -513,14 +513,12 @@ def by_device(found: Sequence[Combination]) -> Table:
 
 def details(found: Iterable[Combination]) -> Table:
     """A row for every cell that runs."""
-    rows = list[tuple[str, ...]]()
-    for cell in found:
-        if cell.memory is not None:
-            off = (f"{cell.off_pct[f]:.0f}" if f in cell.off_pct else "-" for f in FAMILIES)
-            where = (cell.model.name, cell.device.name, cell.stack or "(calibrated)", cell.dtype)
-            degrees = ", ".join(map(str, sorted(cell.sources)))
-            cache = ", ".join(cell.caches)
-            rows.append((*where, cache, degrees, _layout(cell), cell.kind, *off))
+    rows = []
+    for cell in (one for one in found if one.memory is not None):
+        off = (f"{cell.off_pct[f]:.0f}" if f in cell.off_pct else "-" for f in FAMILIES)
+        where = (cell.model.name, cell.device.name, cell.stack or "(calibrated)", cell.dtype)
+        lists = (", ".join(some) for some in (cell.caches, map(str, sorted(cell.sources))))
+        rows.append((*where, *lists, _layout(cell), cell.kind, *off))
     half_widths = (f"{family} ±%" for family in FAMILIES)
     about = ("model", "device", "stack", "dtype", "KV cache", "TP", "smallest", "op times")
     return _grid("Layouts and op times", (*about, *half_widths), rows)
@@ -532,10 +530,8 @@ def _of_cell(cell: Combination) -> list[Table]:
     title = f"{cell.kernels.name if cell.kernels else 'calibrated device'}, tp {tp}, pp {pp}"
     ops = [(op, f"{one.half_width_pct:.1f}", one.mark) for op, one in cell.origins.items()]
     parts = [(name, f"{size / 1e9:.2f}", how) for name, size, how in memory.parts()]
-    return [
-        _grid(title, ("op", "±%", "from"), ops),
-        _grid(title, ("per GPU", "GB", "origin"), parts),
-    ]
+    memory_rows = _grid(title, ("per GPU", "GB", "origin"), parts)
+    return [_grid(title, ("op", "±%", "from"), ops), memory_rows]
 
 
 def refusals(found: Iterable[Combination], where: str = "") -> Table:

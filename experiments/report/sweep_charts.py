@@ -223,8 +223,8 @@ def pairs(swept: Sweep, x: str, y: str, metric: str) -> list[Chart]:
     """A metric over two axes: over x with a line for each value of y, a chart per load and value of
     the compared axis (some of many); the median over the other axes."""
     table = swept.policies.dropna(subset=[x, y])
-    apart = dict.fromkeys(filter(None, (*swept.given, swept.contrast)))
-    apart = [axis for axis in apart if not within(x, axis) and not within(y, axis)]
+    others = dict.fromkeys(filter(None, (*swept.given, swept.contrast)))
+    apart = [axis for axis in others if not within(x, axis) and not within(y, axis)]
     panels = []
     for name, rows in few(list(grouped(table, apart)), _MOST_PANELS):
         values = few(sorted(rows[y].unique()), _MOST_LINES)
