@@ -90,5 +90,9 @@ class Sarathi(Policy):
             raise ValueError("chunk_rule equal_time needs times, which only the simulator predicts")
         tile = self.tile if self.chunk_size >= self.tile else 1
         sizes = range(most, 0, -tile)
-        first = bisect_left(sizes, True, key=lambda size: cost(sequence, min(size, left)) <= limit)
+        first = bisect_left(
+            sizes,
+            True,
+            key=lambda size: cost(sequence, min(size, left)) <= limit,
+        )
         return sizes[min(first, len(sizes) - 1)]

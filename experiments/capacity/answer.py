@@ -92,7 +92,15 @@ def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = Tr
     known = {option: one for option, one in found.items() if isinstance(one, Capacity)}
     errors = {option: one for option, one in found.items() if isinstance(one, str)}
     spreads = banded(lab, plans, known) if bands else {}
-    return [Answer(o, known.get(o), spreads.get(o), errors.get(o, "")) for o in options]
+    return [
+        Answer(
+            o,
+            known.get(o),
+            spreads.get(o),
+            errors.get(o, ""),
+        )
+        for o in options
+    ]
 
 
 def banded(
@@ -503,7 +511,13 @@ def capacities(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         for key in ("interval", "band", "uncertainty"):
             row[f"{key}_low"], row[f"{key}_high"] = one.get(key) or (None, None)
         row |= {key: one.get(key) for key in ("per_hour", *COSTS)}
-        rows.append({**row, "limiting_metric": binds.get("slo"), "because": binds.get("because")})
+        rows.append(
+            {
+                **row,
+                "limiting_metric": binds.get("slo"),
+                "because": binds.get("because"),
+            }
+        )
     return with_counts(rows)
 
 

@@ -192,7 +192,14 @@ def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) ->
     rates = [saturation(pools[0]), saturation(as_decode(pools[1]), objectives)]
     cache = whole.decode.scenario.kv_cache
     if cache is None or not cache.prefix_caching:
-        rates[0] = min(rates[0], sent_per_s(whole.prefill, whole.handover, whole.requests))
+        rates[0] = min(
+            rates[0],
+            sent_per_s(
+                whole.prefill,
+                whole.handover,
+                whole.requests,
+            ),
+        )
     return min(
         pool.scenario.cluster.replicas * rate for pool, rate in zip(pools, rates, strict=True)
     )

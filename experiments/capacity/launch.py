@@ -404,7 +404,11 @@ def launch(scenario: Scenario) -> Launch:
                 "# With the drafter, as its KV cache of a prompt is sent, too: not simulated."
             )
         lines.append(f"{first}END\n" * bool(first) + f"{both.before}{last} {both.options[pool]}")
-    return Launch("\n".join([*lines, "# the router", both.router(*hosts)]), None, checkpoint)
+    return Launch(
+        "\n".join([*lines, "# the router", both.router(*hosts)]),
+        None,
+        checkpoint,
+    )
 
 
 def _launch(server: _ServerCommand, scenario: Scenario) -> Launch:

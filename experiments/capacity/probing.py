@@ -56,7 +56,15 @@ class Laboratory:
         """The results of the searches; the error of a search with a failed run. Call it under the
         store's lock. Of ``total`` deployments ``before`` are done already."""
         chase = _Chase(self, searches, before, total or len(searches))
-        plan = SweepPlan("", "capacity", "", AXES, None, tuple(chase.begin()), ())
+        plan = SweepPlan(
+            "",
+            "capacity",
+            "",
+            AXES,
+            None,
+            tuple(chase.begin()),
+            (),
+        )
         self.report.total += len(plan.runs)
         told = (self.progress, self.report, self.say)
         execute(plan, self.store, self.backend, *told, chase.follow)

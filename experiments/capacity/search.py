@@ -232,7 +232,12 @@ def breakable_pilot(
 def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Probed]]:
     """The crossing of each replication: more replications until the capacity's interval is no wider
     than the tolerance. Ends early if a replication breaks the SLO under any load."""
-    first = yield from crossing(Probe(0, plan.seed, plan.requests), start.load, start.slope, plan)
+    first = yield from crossing(
+        Probe(0, plan.seed, plan.requests),
+        start.load,
+        start.slope,
+        plan,
+    )
     found: list[Crossing | Probed] = [first]
     if not isinstance(first, Crossing):
         return found
@@ -240,7 +245,13 @@ def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Pr
     while len(found) < wanted:
         seeds = range(plan.seed + len(found), plan.seed + wanted)
         found += yield from together(
-            crossing(Probe(0, seed, plan.requests), start.load, start.slope, plan) for seed in seeds
+            crossing(
+                Probe(0, seed, plan.requests),
+                start.load,
+                start.slope,
+                plan,
+            )
+            for seed in seeds
         )
         loads = [exact(one, plan) for one in found if isinstance(one, Crossing)]
         if len(loads) == len(found):
@@ -256,7 +267,13 @@ def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
         return math.inf
     for part in OVERLOADS:
         load = _rounded(part * _throughput(at_once), plan)
-        (loaded,) = yield [Probe(load, plan.seed, min(4 * plan.requests, plan.budget))]
+        (loaded,) = yield [
+            Probe(
+                load,
+                plan.seed,
+                min(4 * plan.requests, plan.budget),
+            )
+        ]
         if 0 < loaded.served < 0.97 * loaded.offered:
             return loaded.served
     return math.inf
@@ -368,7 +385,11 @@ def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probe
     """A rough capacity from short runs, if it reaches ``goal``; else the probe at that load.
     Without a goal (0) the search begins at ``start``. Arrivals last ten times the largest limit."""
     lasts = math.ceil(10 * plan.limit_s * (goal or start) / plan.scale)
-    like = Probe(0, plan.seed, min(max(plan.pilot_requests, lasts), plan.budget))
+    like = Probe(
+        0,
+        plan.seed,
+        min(max(plan.pilot_requests, lasts), plan.budget),
+    )
     if goal:
         (first,) = yield [replace(like, load=_rounded(goal, plan))]
         if not first.verdict.holds:

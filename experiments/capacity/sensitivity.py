@@ -302,7 +302,11 @@ def _capacities(
     for option in asked.options:
         plan = plan_of(option, asked.section, asked.draft.source.file)
         fine = min(plan.tolerance, FINE)
-        plans[option] = replace(plan, tolerance=fine, least=min(asked.replications, plan.most))
+        plans[option] = replace(
+            plan,
+            tolerance=fine,
+            least=min(asked.replications, plan.most),
+        )
     bases = lab.pursue({option: _base_search(plan) for option, plan in plans.items()})
     for option, base in bases.items():
         found[option, "", 0] = _loads(base, plans[option])
@@ -336,7 +340,12 @@ def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
     plan = lengthened(plan, [rough.kept])
     while True:
         found = yield from together(
-            crossing(Probe(0, plan.seed + number, plan.requests), rough.load, rough.slope, plan)
+            crossing(
+                Probe(0, plan.seed + number, plan.requests),
+                rough.load,
+                rough.slope,
+                plan,
+            )
             for number in range(plan.least)
         )
         crossings = [one for one in found if isinstance(one, Crossing)]

@@ -270,7 +270,11 @@ def _kept(objective: Objective, served: pd.DataFrame) -> Floats:
     """1 where a request kept all limits, 0 where it broke one, else NaN: it has no such time."""
     values = {key: served[key].to_numpy(np.float64) for key in objective.limits}
     broken = np.any([values[key] > limit for key, limit in objective.limits.items()], axis=0)
-    return np.where(broken, 0.0, np.where(np.isnan(sum(values.values())), np.nan, 1.0))
+    return np.where(
+        broken,
+        0.0,
+        np.where(np.isnan(sum(values.values())), np.nan, 1.0),
+    )
 
 
 def _after(requests: pd.DataFrame, warmup: int) -> pd.DataFrame:

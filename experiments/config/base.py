@@ -193,7 +193,13 @@ class Source:
         try:
             return kind.model_validate(raw)
         except ValidationError as error:
-            found = mistakes(error, kind, raw, lambda key: self.name((*section, *key)), also)
+            found = mistakes(
+                error,
+                kind,
+                raw,
+                lambda key: self.name((*section, *key)),
+                also,
+            )
             raise UserError("\n".join(found)) from None
 
     def error(self, key: str, value: object, problem: str) -> UserError:

@@ -212,7 +212,14 @@ class Simulated:
     def compared(self, label: str) -> Compared:
         """Its parts, as ``compare`` takes them."""
         parts = explain(self.analysis, self.deployment.predictor)
-        return Compared(label, self.deployment.scenario.policy.name, {}, parts, (), ())
+        return Compared(
+            label,
+            self.deployment.scenario.policy.name,
+            {},
+            parts,
+            (),
+            (),
+        )
 
 
 def simulated(deployment: Deployment) -> Simulated:

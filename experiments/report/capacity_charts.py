@@ -75,7 +75,14 @@ def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
         loads = [float(probe["load"]) for probe in probes]
         parts = [float(probe["stress"].get(clause) or 0.01) for probe in probes]
         series.append(
-            Series("line", one["name"], np.array(loads), np.array(parts), *style, marks=True)
+            Series(
+                "line",
+                one["name"],
+                np.array(loads),
+                np.array(parts),
+                *style,
+                marks=True,
+            )
         )
         most, run = max(most, *parts), (one.get("at_capacity") or {}).get("run")
         places = zip(probes, loads, parts, strict=True)
@@ -83,7 +90,11 @@ def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
     if full:
         x, y = np.array(full).T
         series.append(Series("points", "at its capacity", x, y, BLACK))
-    up = Axis("share of the limit (%)", shares=True, ends=(0.0, min(max(1.05 * most, 1.5), 2.1)))
+    up = Axis(
+        "share of the limit (%)",
+        shares=True,
+        ends=(0.0, min(max(1.05 * most, 1.5), 2.1)),
+    )
     title, along = f"Headroom: {clause}", Axis(f"load ({unit})")
     return Chart(title, along, up, series, _HEADROOM, level=1.0)
 
@@ -159,7 +170,15 @@ def frontier_charts(
     """Every deployment under every load, with the Pareto front, for each pair of metrics."""
     table = points(drawn, screened)
     return {
-        f"pareto_{name}": [_front(table.dropna(subset=[x, y]), x, y, unit, currency)]
+        f"pareto_{name}": [
+            _front(
+                table.dropna(subset=[x, y]),
+                x,
+                y,
+                unit,
+                currency,
+            )
+        ]
         for name, (x, y) in PAIRS.items()
         if {x, y} <= set(table)
     }
@@ -197,7 +216,16 @@ def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Cha
         texts = [t if seen else "" for t, seen in zip(loads, labelled[rows.index], strict=True)]
         about: dict[str, Any] = {"more": {"deployment": said}, "links": rows["run"].tolist()}
         places = (rows[x].to_numpy(), rows[y].to_numpy())
-        series.append(Series("points", str(name), *places, style.colour, texts=texts, **about))
+        series.append(
+            Series(
+                "points",
+                str(name),
+                *places,
+                style.colour,
+                texts=texts,
+                **about,
+            )
+        )
         if relaxed and name != SCREENED:
             series.append(Series("step", str(name), *cheapest(rows), *style))
     along, up = axis_of([table[x]], axis_name(x, currency)), Axis(axis_name(y, currency))
@@ -254,5 +282,14 @@ def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:
         along, caption = Axis("change (%)", ends=(-most, most)), "Each factor is changed by itself."
         about: dict[str, Any] = {"caption": caption, "edge": 0.0}
         factors = [row["factor"] for row in some]
-        charts.append(bars(title(content, *key), along, factors, values, (ORANGE, SKY), **about))
+        charts.append(
+            bars(
+                title(content, *key),
+                along,
+                factors,
+                values,
+                (ORANGE, SKY),
+                **about,
+            )
+        )
     return charts

@@ -183,7 +183,15 @@ def steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """The curve from zero, thinned to the resolution of a figure."""
     if not len(x):
         return x, y
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().astype(int))
+    keep = np.unique(
+        np.linspace(
+            0,
+            len(x) - 1,
+            min(len(x), _MOST_POINTS),
+        )
+        .round()
+        .astype(int)
+    )
     return np.concatenate([x[:1], x[keep]]), np.concatenate([[0.0], y[keep]])
 
 
@@ -228,7 +236,13 @@ def ledger(tables: Mapping[str, Tables]) -> list[Chart]:
     used = [key for key in ACCOUNTS if largest.get(key, 0.0) > 5e-5]
     along = Axis("share of the run (%)", ends=(0.0, 100.0))
     return [
-        Chart(title, along, Axis("", rows=rows), _accounts(share, used), colour=colour)
+        Chart(
+            title,
+            along,
+            Axis("", rows=rows),
+            _accounts(share, used),
+            colour=colour,
+        )
         for title, share, rows, colour in parts
     ]
 
@@ -431,7 +445,13 @@ def workload_charts(requests: Sequence[Request], clients: int | None = None) -> 
 
 def _arrivals(arrival_s: Floats, share: Axis) -> list[Chart]:
     counts, edges = np.histogram(arrival_s, _BINS)
-    rates = Series("step", "", edges[:-1], counts / np.diff(edges), GREEN)
+    rates = Series(
+        "step",
+        "",
+        edges[:-1],
+        counts / np.diff(edges),
+        GREEN,
+    )
     rate = Axis("arrivals (requests/s)", ends=(0.0, None))
     between = np.diff(arrival_s)
     wait = np.linspace(0, float(np.quantile(between, 0.995)), 200)

@@ -130,7 +130,11 @@ def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
     low, high = axis.ends
     if axis.rows:
         ends = (len(axis.rows) - 0.4, -0.6)
-        setattr(drawn, f"{name}_range", Range1d(*(ends if name == "y" else ends[::-1])))
+        setattr(
+            drawn,
+            f"{name}_range",
+            Range1d(*(ends if name == "y" else ends[::-1])),
+        )
         scale.ticker = FixedTicker(ticks=list(range(len(axis.rows))))
         scale.major_label_overrides = {at: fill(row, 26) for at, row in enumerate(axis.rows)}
         drawn.ygrid.visible = False
@@ -152,7 +156,11 @@ def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
 
 def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker: str) -> list[Any]:
     """What is drawn of a series; the pointer asks the first."""
-    data: dict[str, Any] = {"x": np.asarray(one.x), "y": np.asarray(one.y), **one.more}
+    data: dict[str, Any] = {
+        "x": np.asarray(one.x),
+        "y": np.asarray(one.y),
+        **one.more,
+    }
     look: dict[str, Any] = {"name": one.name, "color": one.colour}
     if one.kind in ("bars", "gantt"):
         data["start"], data["y"], thick = chart.boxes(one)
@@ -165,7 +173,12 @@ def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker
         found = [drawn.scatter("x", "y", source=ColumnDataSource(data), **look)]
         if seen := [at for at, place in enumerate(places) if place is not None]:
             right, up = np.array([places[at] for at in seen]).T
-            some = {"x": data["x"][seen], "y": data["y"][seen], "right": right, "down": -up}
+            some = {
+                "x": data["x"][seen],
+                "y": data["y"][seen],
+                "right": right,
+                "down": -up,
+            }
             some |= {"text": [one.texts[at] for at in seen]}
             quiet = {"text_font_size": "11px", "text_color": _SEEN, "text_align": "center"}
             quiet |= {"text_baseline": "middle", "x_offset": "right", "y_offset": "down"}
@@ -178,9 +191,24 @@ def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker
     else:
         found = [drawn.line("x", "y", source=source, **stroke)]
     if one.marks:
-        found.append(drawn.scatter("x", "y", source=source, size=7, color=one.colour))
+        found.append(
+            drawn.scatter(
+                "x",
+                "y",
+                source=source,
+                size=7,
+                color=one.colour,
+            )
+        )
     if one.ends is not None:
-        found.append(drawn.varea(data["x"], *one.ends, color=one.colour, alpha=0.15))
+        found.append(
+            drawn.varea(
+                data["x"],
+                *one.ends,
+                color=one.colour,
+                alpha=0.15,
+            )
+        )
     return found
 
 
@@ -196,9 +224,18 @@ def _tips(chart: Chart, one: Series) -> list[tuple[str, str]]:
     if one.kind in ("bars", "gantt"):
         unit = " (s)" if one.kind == "gantt" else ""
         ends = [(f"from{unit}", f"@start{number}"), (f"to{unit}", f"@x{number}")]
-        return [("", "$name"), *(ends if one.start is not None else ends[1:]), *more]
+        return [
+            ("", "$name"),
+            *(ends if one.start is not None else ends[1:]),
+            *more,
+        ]
     share = "{0.0 %}" if chart.y.shares else number
-    return [("", "$name"), *more, (chart.x.label, f"@x{number}"), (chart.y.label, f"@y{share}")]
+    return [
+        ("", "$name"),
+        *more,
+        (chart.x.label, f"@x{number}"),
+        (chart.y.label, f"@y{share}"),
+    ]
 
 
 def _link(drawn: Any, chart: Chart, entries: Mapping[str, Sequence[Any]]) -> None:

@@ -122,7 +122,14 @@ def rich_table(
     from rich.table import Table
 
     look = {"title_justify": "left", "caption_justify": "left", "show_edge": False}
-    table = Table(**{"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), **look, **about})
+    table = Table(
+        **{
+            "box": SIMPLE_HEAD,
+            "padding": (0, 1, 0, 0),
+            **look,
+            **about,
+        }
+    )
     for heading in text:
         table.add_column(escape(heading), overflow="fold")
     for heading in numbers:

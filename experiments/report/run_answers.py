@@ -411,7 +411,14 @@ def _best_table(load_names: str, loads: Sequence[Load]) -> Table:
 def _points_table(swept: Sweep) -> Table:
     """A row per point of the swept keys: its values, and means over its seeds."""
     keys = [axis for axis in swept.axes if axis != "seed"]
-    points = [rows for _, rows in swept.table.groupby(keys or ["name"], dropna=False, sort=False)]
+    points = [
+        rows
+        for _, rows in swept.table.groupby(
+            keys or ["name"],
+            dropna=False,
+            sort=False,
+        )
+    ]
     firsts = [rows.iloc[0] for rows in points]
     columns = [["-" if pd.isna(r[a]) else value_name(r[a]) for r in firsts] for a in keys]
     headings = [parameter(axis).heading for axis in keys]

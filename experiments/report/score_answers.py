@@ -266,7 +266,12 @@ def run_distributions(scored: ScoredRun) -> list[Chart]:
     for key in MEASURES:
         scale, unit = (1e3, "ms") if key == "tpot_s" else (1.0, "s")
         series = [
-            Series("step", VARIANTS[name], *cumulative(scale * table[key].dropna()), *_STYLES[name])
+            Series(
+                "step",
+                VARIANTS[name],
+                *cumulative(scale * table[key].dropna()),
+                *_STYLES[name],
+            )
             for name, table in tables.items()
         ]
         title = METRICS[key].name
@@ -313,7 +318,14 @@ def fit_section(
         of_worst = f"{op}, median {median:.1f} %, p95 {p95:.1f} %"
         covered = f"{between['covered'].mean():.0f} % of the points on average"
         answer = sentence({"largest error": of_worst, "inside the 90 % band": covered})
-    return Section("fit", str(path), question, answer, [of_ops, *details, findings], warnings=said)
+    return Section(
+        "fit",
+        str(path),
+        question,
+        answer,
+        [of_ops, *details, findings],
+        warnings=said,
+    )
 
 
 def describe(bundle: Bundle, progress: Progress) -> pd.DataFrame:
@@ -352,7 +364,11 @@ def write_fits(bundle: Bundle, errors: pd.DataFrame, out: Path, progress: Progre
 def fit_chart(table: OpTable, band: Band) -> Chart:
     """Points, fit and 90 % band of one op, a while beyond the range, on logarithmic axes."""
     size = table.points[:, 0]
-    sizes = np.geomspace(max(float(size.min()), 1.0), 4 * float(size.max()), 400)
+    sizes = np.geomspace(
+        max(float(size.min()), 1.0),
+        4 * float(size.max()),
+        400,
+    )
     grid = np.unique(np.round(sizes)).astype(np.float64)
     label, *others = (size.axis for size in op_of(table.op).sizes)
     curves: list[float | None] = [None]
@@ -375,7 +391,14 @@ def fit_chart(table: OpTable, band: Band) -> Chart:
     series.append(Series("points", "points", size[own], 1e6 * table.time_s[own]))
     along, up = Axis(f"{label}, log scale", log=True), Axis("time (µs), log scale", log=True)
     note = "Dotted: the largest measured size; beyond it the fit is an extrapolation."
-    return Chart(table.op, along, up, series, note, edge=float(size.max()))
+    return Chart(
+        table.op,
+        along,
+        up,
+        series,
+        note,
+        edge=float(size.max()),
+    )
 
 
 def beyond_single_ops(bundle: Bundle) -> list[Table]:

@@ -96,7 +96,11 @@ def _again_charts(again: Mapping[str, SimulatedAgain], policy: Mapping[str, str]
     stages = timelines(worked, window, view, MOST_ROWS, policies)
     title = "Timeline of the stages"
     named = [replace(one, title=f"{title}: {one.title}", caption=caption) for one in stages]
-    return [*named, *overviews(worked), *occupancy(worked, policies, {})[:1]]
+    return [
+        *named,
+        *overviews(worked),
+        *occupancy(worked, policies, {})[:1],
+    ]
 
 
 def _sweep(folder: Path, _: Mapping[str, Any]) -> Section:

@@ -160,7 +160,11 @@ def axis(values: pd.Series[float], label: str, *, ticks: bool = False) -> Axis:
             ends = (some.min() / 1.2, 1.2 * some.max())
             return Axis(f"{label}, log scale", log=True, ends=ends, ticks=marks)
     if len(some) and not varies(some):
-        return Axis(label, ends=(0.95 * some.min(), 1.05 * some.max() or 1.0), ticks=marks)
+        return Axis(
+            label,
+            ends=(0.95 * some.min(), 1.05 * some.max() or 1.0),
+            ticks=marks,
+        )
     return Axis(label, ticks=marks)
 
 
@@ -244,7 +248,11 @@ def cdfs(
     of the overloaded runs of each line: without them it looks better than it is."""
     by, charts = swept.contrast, []
     note, left = overload_note(swept.table, columns), left_out(swept.table, by)
-    for part in by_load(swept.policies, [axis for axis in swept.given if axis != by], by):
+    for part in by_load(
+        swept.policies,
+        [axis for axis in swept.given if axis != by],
+        by,
+    ):
         read = [(line, requests(line.rows)) for line in part.groups]
         lost = [
             (n, int((rows["steady.state"] == "overloaded").sum())) for n, rows, _ in part.groups
@@ -280,7 +288,11 @@ def points(swept: Sweep, load: Load, *metrics: str) -> pd.DataFrame:
     rows = rows.assign(_option=load.options, _layout=called(rows, rest))
     for metric in metrics:
         values = load.values[metric] * known(metric).metric.scale
-        ends = {"": values.mean(axis=1), " low": values.min(axis=1), " high": values.max(axis=1)}
+        ends = {
+            "": values.mean(axis=1),
+            " low": values.min(axis=1),
+            " high": values.max(axis=1),
+        }
         rows = rows.assign(**{metric + end: found for end, found in ends.items()})
     return rows.dropna(subset=list(metrics))
 
@@ -330,7 +342,13 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
 def _spots(rows: pd.DataFrame, lines: Sequence[RunGroup], x: str, y: str) -> Iterator[Series]:
     own = [at for line in lines for at in line.rows.index]
     parts = [line._replace(rows=rows[rows.index.isin(line.rows.index)]) for line in lines]
-    parts.append(RunGroup("the others", rows[~rows.index.isin(own)], Style(GREY, "-")))
+    parts.append(
+        RunGroup(
+            "the others",
+            rows[~rows.index.isin(own)],
+            Style(GREY, "-"),
+        )
+    )
     for name, some, style in parts:
         if len(some):
             yield Series(

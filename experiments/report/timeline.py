@@ -152,7 +152,11 @@ def joined(stage: StageSlices, window: Window) -> list[tuple[Floats, Floats]]:
     spans = [(stage.start[one], stage.finish[one]) for one in kinds]
     spans.append((stage.bubble_start[idle], stage.start[idle]))
     shares = np.stack([_time_in(edges, *span) for span in spans])
-    most = np.where(shares.sum(axis=0) < np.diff(edges) / 2, -1, shares.argmax(axis=0))
+    most = np.where(
+        shares.sum(axis=0) < np.diff(edges) / 2,
+        -1,
+        shares.argmax(axis=0),
+    )
     first = np.flatnonzero(np.diff(most, prepend=-2))
     starts, ends = edges[first], edges[np.append(first[1:], len(most))]
     here = most[first]
@@ -178,9 +182,17 @@ def _means(log: ReplicaLog, values: Floats) -> Curve:
     """Middles of intervals of time, and the mean over the iterations in each; NaN without any."""
     ready = log.iterations["ready_s"]
     busy = log.iterations["prefill_tokens"] + log.iterations["decodes"] > 0
-    edges = np.linspace(0.0, max(float(ready[-1]), 1e-9), _OF_MEMORY + 1)
+    edges = np.linspace(
+        0.0,
+        max(float(ready[-1]), 1e-9),
+        _OF_MEMORY + 1,
+    )
     count, _ = np.histogram(ready[busy], edges)
-    total, _ = np.histogram(ready[busy], edges, weights=values[busy].astype(np.float64))
+    total, _ = np.histogram(
+        ready[busy],
+        edges,
+        weights=values[busy].astype(np.float64),
+    )
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     return (edges[:-1] + edges[1:]) / 2, mean
 
@@ -274,7 +286,15 @@ def _track(stage: StageSlices) -> dict[str, int]:
 def _about(what: str, stage: StageSlices, name: str, index: int) -> list[dict[str, Any]]:
     """The name of a process or thread, and where it is shown."""
     told = ((f"{what}_name", {"name": name}), (f"{what}_sort_index", {"sort_index": index}))
-    return [{"ph": "M", "name": event, **_track(stage), "args": args} for event, args in told]
+    return [
+        {
+            "ph": "M",
+            "name": event,
+            **_track(stage),
+            "args": args,
+        }
+        for event, args in told
+    ]
 
 
 def _span(start_s: float, finish_s: float) -> dict[str, float]:

@@ -47,7 +47,13 @@ def ahead(these: Floats, others: Floats, better: Better) -> Bools:
         apart = first[:, None] - second[None, :]
         least = np.full(apart.shape[:2], math.log(ALIKE))
         if (seeds := these.shape[1]) > 1:
-            noise = np.nan_to_num(half_width(apart.std(axis=2, ddof=1), seeds, seeds - 1))
+            noise = np.nan_to_num(
+                half_width(
+                    apart.std(axis=2, ddof=1),
+                    seeds,
+                    seeds - 1,
+                )
+            )
             least = np.maximum(least, noise)
         return np.asarray(apart.mean(axis=2) > least, np.bool_)
 

@@ -130,7 +130,12 @@ class Combination:
     def as_json(self) -> dict[str, Any]:
         """The combination as plain values."""
         about = {"model": self.model.name, "device": self.device.name, "stack": self.stack}
-        common = {**about, "dtype": self.dtype, "tp": sorted(self.sources), "refused": self.refused}
+        common = {
+            **about,
+            "dtype": self.dtype,
+            "tp": sorted(self.sources),
+            "refused": self.refused,
+        }
         if self.memory is None:
             return {**common, "runs": False}
         (tp, pp), memory = self.memory

@@ -185,7 +185,11 @@ def with_workload(draft: Draft, text: str | None) -> Draft:
         return {**tree, "workload": {**given, **kept}}
 
     overrides = {name: changed(tree, {}) for name, tree in draft.overrides.items()}
-    return replace(draft, raw=changed(draft.raw, {**number, **lengths}), overrides=overrides)
+    return replace(
+        draft,
+        raw=changed(draft.raw, {**number, **lengths}),
+        overrides=overrides,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -287,7 +287,12 @@ def _ratio(base: pd.Series[float], other: pd.Series[float]) -> dict[str, Any] | 
         return None
     logs = np.log(above) - np.log(below)
     mean, count = float(logs.mean()), len(logs)
-    entry: dict[str, Any] = {"ratio": math.exp(mean), "low": None, "high": None, "unpaired": None}
+    entry: dict[str, Any] = {
+        "ratio": math.exp(mean),
+        "low": None,
+        "high": None,
+        "unpaired": None,
+    }
     if count > 1:
         half = half_width(float(logs.std(ddof=1)), count, count - 1)
         entry |= {"low": math.exp(mean - half), "high": math.exp(mean + half)}

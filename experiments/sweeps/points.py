@@ -83,7 +83,11 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     wanted = spec.sample.points if spec.sample else total
     if min(total, wanted) > MOST_RUNS:
         raise UserError(f"{where}: describes {_many(total)} points: at most {MOST_RUNS:,}")
-    keys = [*grid, *zipped, *dict.fromkeys(key for case in spec.cases for key in case)]
+    keys = [
+        *grid,
+        *zipped,
+        *dict.fromkeys(key for case in spec.cases for key in case),
+    ]
     for number, key in enumerate(keys):
         if key_path(key) is None:
             raise UserError(f"{where}: {key!r} is not a key path such as cluster.pp")

@@ -85,7 +85,11 @@ class Sweep:
         self, name: str, rows: pd.DataFrame, swept: Sequence[str], metrics: Sequence[str]
     ) -> Load:
         growing = rows["steady.state"] == "overloaded"
-        choice = rows.groupby(self.chosen or ["name"], dropna=False, sort=False).ngroup()
+        choice = rows.groupby(
+            self.chosen or ["name"],
+            dropna=False,
+            sort=False,
+        ).ngroup()
         first = rows[~choice.duplicated()]
         seed, seeds = pd.factorize(rows["seed"]) if "seed" in rows else (0, [0])
         values = {}

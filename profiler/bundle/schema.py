@@ -118,7 +118,11 @@ class Bundle:
         """The ops that a run needs and no table has; transfers between stages apart."""
         meta, has = self.meta, {*self.linear["op"]}
         has |= {name for name, frame in self.tables().items() if len(frame)}
-        needed = [*meta.model_spec.row_ops, *ATTENTION, *([ALL_REDUCE] if meta.tp > 1 else [])]
+        needed = [
+            *meta.model_spec.row_ops,
+            *ATTENTION,
+            *([ALL_REDUCE] if meta.tp > 1 else []),
+        ]
         return [op for op in needed if op not in has]
 
     @property

@@ -140,7 +140,12 @@ class Book:
             decodes.append((self.slot_of(sequence), context))
             rows.append(tokens[context])
             owners.append(sequence)
-        return Work(index, tuple(chunks), tuple(decodes), np.array(rows, np.int32)), owners
+        return Work(
+            index,
+            tuple(chunks),
+            tuple(decodes),
+            np.array(rows, np.int32),
+        ), owners
 
     def book(self, batch: Batch, owners: list[Sequence], tokens: list[int]) -> None:
         """Append the tokens of a batch; those of ended sequences (padding) are dropped."""

@@ -277,7 +277,13 @@ class Stage:
             width = self.ends.columns if self.shape.is_last else self.shape.model.hidden_size
             return torch.empty(0, width, device=self.device, dtype=self.dtype)
         with torch.inference_mode():
-            return self.layer.forward(self.layers, self.ends, self._rows(work), x, self._do)
+            return self.layer.forward(
+                self.layers,
+                self.ends,
+                self._rows(work),
+                x,
+                self._do,
+            )
 
     def _do(self, op: str, call: Callable[..., Any], state: object, *inputs: Any) -> Any:
         out = call(state, *inputs)
@@ -290,7 +296,11 @@ class Stage:
         spent = self._watch.read()
         spent.pop(EMBEDDING, None)
         head = spent.pop(LM_HEAD, 0.0)
-        return [*(spent.get(op, 0.0) for op in TIMED_OPS), sum(spent.values()), head]
+        return [
+            *(spent.get(op, 0.0) for op in TIMED_OPS),
+            sum(spent.values()),
+            head,
+        ]
 
     def _rows(self, work: Work) -> Rows:
         """The inputs that all layers share; row indices count as embedding, the rest apart."""

@@ -267,7 +267,11 @@ def memory_class(device: DeviceSpec) -> str:
 def capability(device: DeviceSpec) -> str:
     """The compute capability of a GPU for whose kind engines have numbers of their own; else
     empty."""
-    kinds = {"90": ("h100", "h200"), "100": ("b200", "gb200"), "103": ("b300", "gb300")}
+    kinds = {
+        "90": ("h100", "h200"),
+        "100": ("b200", "gb200"),
+        "103": ("b300", "gb300"),
+    }
     return next((kind for kind, names in kinds.items() if device.name.startswith(names)), "")
 
 

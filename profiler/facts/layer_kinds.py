@@ -245,7 +245,11 @@ def rows_of_experts(
         able = able[np.argsort(load[able] if more > 0 else -load[able], kind="stable")]
         each = max(1, abs(more) // len(able))
         part = able[: abs(more)]
-        load[part] = np.clip(load[part] + (each if more > 0 else -each), 0, tokens)
+        load[part] = np.clip(
+            load[part] + (each if more > 0 else -each),
+            0,
+            tokens,
+        )
     return load
 
 

@@ -470,7 +470,11 @@ class ModelSpec:
 @lru_cache(maxsize=64)
 def _read(path: Path, changed: int) -> ModelSpec:
     """A model file, read once unless it was ``changed``."""
-    return parse(ModelSpec, {k: v for k, v in read_mapping(path).items() if k != HUB}, path)
+    return parse(
+        ModelSpec,
+        {k: v for k, v in read_mapping(path).items() if k != HUB},
+        path,
+    )
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:

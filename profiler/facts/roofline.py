@@ -152,7 +152,11 @@ def attn_decode_us(c: Columns, k: Constants) -> Array:
     waves = k["wave_share"] * np.ceil(blocks) + (1 - k["wave_share"]) * np.maximum(blocks, 1.0)
     walk = waves * (k["block_us"] + k["token_us"] * context / parts)
     traffic = 2 * HALF * dim * kv_units * context
-    return k["overhead_us"] + soft_max(k["p"], walk, 1e6 * traffic / (c["bandwidth"] * k["hbm"]))
+    return k["overhead_us"] + soft_max(
+        k["p"],
+        walk,
+        1e6 * traffic / (c["bandwidth"] * k["hbm"]),
+    )
 
 
 def stream_us(c: Columns, k: Constants) -> Array:

@@ -184,7 +184,11 @@ def fit_added(rows: pd.DataFrame) -> HeadGrid:
     keys = table.index.to_frame(index=False)
     grids = [fit_prefill(keys.assign(time_us=share)) for share in shares.T[batches > 1]]
     logs = np.stack([grid.log_us for grid in grids], axis=1)
-    return HeadGrid(grids[0].heads, (batches[batches > 1], *grids[0].sizes), logs)
+    return HeadGrid(
+        grids[0].heads,
+        (batches[batches > 1], *grids[0].sizes),
+        logs,
+    )
 
 
 def _shares(batches: Array, times: Array) -> Array:
@@ -272,7 +276,11 @@ def fit_prefix(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> HeadGrid:
     chunks, contexts = (axis.to_numpy(np.float64) for axis in (table.index, table.columns))
     # Missing ratios are those of the next smaller context.
     logs = table.ffill(axis=1).bfill(axis=1).to_numpy(np.float64)
-    return HeadGrid(np.array([[0, 0]]), (chunks, contexts), logs[None])
+    return HeadGrid(
+        np.array([[0, 0]]),
+        (chunks, contexts),
+        logs[None],
+    )
 
 
 def prefix_us(
@@ -298,6 +306,10 @@ def prefix_us(
     logs = np.log(times / expected(chunks[:, None], inside))
     upper = np.clip(np.searchsorted(chunks, size), 1, len(chunks) - 1)
     low, high, at = np.log(chunks[upper - 1]), np.log(chunks[upper]), np.arange(len(size))
-    share = np.clip((np.log(size) - low) / (high - low), 0.0, 1.0)
+    share = np.clip(
+        (np.log(size) - low) / (high - low),
+        0.0,
+        1.0,
+    )
     ratio = np.exp((1 - share) * logs[upper - 1, at] + share * logs[upper, at])
     return np.asarray((ratio * expected(size, held)).reshape(np.broadcast(chunk, context).shape))

@@ -59,7 +59,13 @@ class ExchangeCurves(StoredSurface):
         row = int(np.argmin(far))
         wanted = tokens * scale * sent / known[row]
         inside = np.clip(wanted, self.tokens[0], self.tokens[-1])
-        time = np.exp(np.interp(np.log(inside), np.log(self.tokens), self.log_us[row]))
+        time = np.exp(
+            np.interp(
+                np.log(inside),
+                np.log(self.tokens),
+                self.log_us[row],
+            )
+        )
         return np.asarray(time * np.maximum(wanted / self.tokens[-1], 1.0))
 
     def _sent(self, shapes: npt.NDArray[np.int64]) -> Array:

@@ -97,8 +97,18 @@ def _between(at: float, sizes: Array, values: Array) -> Array:
     """Linear over the first axis; the edge's value beyond."""
     if len(sizes) == 1:
         return np.asarray(values[0])
-    upper = int(np.clip(np.searchsorted(sizes, at), 1, len(sizes) - 1))
-    share = np.clip((at - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]), 0.0, 1.0)
+    upper = int(
+        np.clip(
+            np.searchsorted(sizes, at),
+            1,
+            len(sizes) - 1,
+        )
+    )
+    share = np.clip(
+        (at - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]),
+        0.0,
+        1.0,
+    )
     found: Array = (1 - share) * values[upper - 1] + share * values[upper]
     return found
 
@@ -115,7 +125,12 @@ class GemmCube:
     def some(self, n: npt.ArrayLike, k: npt.ArrayLike, m: npt.ArrayLike) -> GemmCube:
         """The cube of these indices."""
         i, j, at = np.asarray(n), np.asarray(k), np.asarray(m)
-        return GemmCube(self.n[i], self.k[j], self.m[at], self.time_us[np.ix_(i, j, at)])
+        return GemmCube(
+            self.n[i],
+            self.k[j],
+            self.m[at],
+            self.time_us[np.ix_(i, j, at)],
+        )
 
     def from_memory(self, weight_us: float, cache_us: float) -> GemmCube:
         """The cube without weights found in L2 (:func:`from_memory`): no weights are read faster
@@ -133,7 +148,12 @@ class GemmCube:
         sample of the tables, or a kernel that a server avoids by padding."""
         unknown = np.isnan(self.time_us)
         times = rising(np.where(unknown, np.inf, self.time_us), 0, 1, 2)
-        return GemmCube(self.n, self.k, self.m, np.where(unknown, np.nan, times))
+        return GemmCube(
+            self.n,
+            self.k,
+            self.m,
+            np.where(unknown, np.nan, times),
+        )
 
 
 def gemm_cube(rows: pd.DataFrame) -> GemmCube:
@@ -150,7 +170,12 @@ def fit_lattice(cube: GemmCube, knots: npt.ArrayLike | None = None) -> GemmLatti
     """The surface of a cleaned cube, with all m as knots, or those of these indices."""
     at = np.arange(len(cube.m)) if knots is None else np.asarray(knots)
     rate = np.log(_filled(cube) / (cube.n[:, None, None] * cube.k[None, :, None]))
-    return GemmLattice(cube.n, cube.k, cube.m[at], rate[:, :, at])
+    return GemmLattice(
+        cube.n,
+        cube.k,
+        cube.m[at],
+        rate[:, :, at],
+    )
 
 
 def _filled(cube: GemmCube) -> Array:
@@ -181,7 +206,11 @@ def choose_knots(off: Callable[[list[int]], Array], count: int) -> npt.NDArray[n
     """
     chosen = [0, count - 1]
     while len(chosen) < count:
-        p95 = np.nanquantile(np.abs(off(chosen)).reshape(-1, count), 0.95, axis=0)
+        p95 = np.nanquantile(
+            np.abs(off(chosen)).reshape(-1, count),
+            0.95,
+            axis=0,
+        )
         if p95.max() <= _KNOT_P95:
             break
         chosen = sorted([*chosen, int(np.argmax(p95))])
@@ -191,7 +220,11 @@ def choose_knots(off: Callable[[list[int]], Array], count: int) -> npt.NDArray[n
 def through(cube: GemmCube, knots: npt.ArrayLike) -> Array:
     """The cube's times at every m, linear between these knots."""
     at = np.asarray(knots)
-    upper = np.clip(np.searchsorted(at, np.arange(len(cube.m))), 1, len(at) - 1)
+    upper = np.clip(
+        np.searchsorted(at, np.arange(len(cube.m))),
+        1,
+        len(at) - 1,
+    )
     low, high = at[upper - 1], at[upper]
     share = (cube.m - cube.m[low]) / (cube.m[high] - cube.m[low])
     times = cube.time_us

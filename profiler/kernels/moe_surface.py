@@ -186,7 +186,11 @@ class MoeSurface(StoredSurface):
         trend = np.log(np.maximum(parts @ factors(parts[:own], np.exp(log_us)), 1.0))
         # Kernels change with the tokens, and with the rows of an expert: half of each.
         place = np.log2(self.tokens) + 0.5 * np.log2(every[:, [2]] / every[:, [3]])
-        grid = np.arange(np.floor(place.min()), np.ceil(place.max()) + 0.5, 0.5)
+        grid = np.arange(
+            np.floor(place.min()),
+            np.ceil(place.max()) + 0.5,
+            0.5,
+        )
         off = _through(grid[None], place[:own], log_us - trend[:own])
         features = _features(every)
         near = _covariance(features[own:], features[:own])
@@ -226,7 +230,17 @@ class MoeSurface(StoredSurface):
 def _features(shapes: npt.NDArray[np.int64]) -> Array:
     """The features of a rank's kernel, in units of the range over which it changes."""
     hidden, inter, top_k, experts, tp, ep = shapes.T.astype(np.float64)
-    seen = np.stack([hidden, inter / tp, experts / ep, top_k / experts, top_k, ep], axis=-1)
+    seen = np.stack(
+        [
+            hidden,
+            inter / tp,
+            experts / ep,
+            top_k / experts,
+            top_k,
+            ep,
+        ],
+        axis=-1,
+    )
     return np.asarray(np.log2(seen) / _OCTAVES)
 
 
@@ -265,7 +279,13 @@ class MoeTable:
         if unknown.any():
             expected, at = expected_us(self.shapes.astype(float), self.tokens, rates), self.tokens
             filled = [
-                np.exp(np.interp(np.log(at), np.log(at[~gap]), np.log(row[~gap] / usual[~gap])))
+                np.exp(
+                    np.interp(
+                        np.log(at),
+                        np.log(at[~gap]),
+                        np.log(row[~gap] / usual[~gap]),
+                    )
+                )
                 for gap, row, usual in zip(unknown, times, expected, strict=True)
             ]
             times = np.where(unknown, filled * expected, times)
@@ -313,7 +333,11 @@ def between_knots(ratio: Array, tokens: Array, knots: npt.ArrayLike) -> Array:
 def groups(shapes: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.bool_], bool]]:
     """The rows of each model's shapes (hidden, inter, experts), however divided; and whether
     another model chooses as many experts a token."""
-    models, which = np.unique(shapes[:, [0, 1, 3]], axis=0, return_inverse=True)
+    models, which = np.unique(
+        shapes[:, [0, 1, 3]],
+        axis=0,
+        return_inverse=True,
+    )
     which = which.reshape(-1)
     for number in range(len(models)):
         mine = which == number

@@ -44,7 +44,11 @@ class ReduceCurve(StoredSurface):
         sizes, known = self.num_bytes, np.exp(self.log_us)
         rate = known[-1] / sizes[-1]
         inside = np.clip(num_bytes, sizes[0], sizes[-1])
-        reached = np.interp(np.log(inside), np.log(sizes), (known[0] + rate * sizes) / known)
+        reached = np.interp(
+            np.log(inside),
+            np.log(sizes),
+            (known[0] + rate * sizes) / known,
+        )
         least = known[np.searchsorted(sizes, inside, side="right") - 1]
         time = np.maximum((known[0] + rate * inside) / reached, least)
         return np.asarray(time * np.maximum(num_bytes / sizes[-1], 1.0))

@@ -268,7 +268,11 @@ class DegreeSession:
                 grids[op].skip(key)
             else:
                 grids[op].add(key, timing.time_us, timing.spread)
-            self.progress(what, round(min(self.spent_s - before, room)), max(1, round(room)))
+            self.progress(
+                what,
+                round(min(self.spent_s - before, room)),
+                max(1, round(room)),
+            )
         self.progress(what, max(1, round(room)), max(1, round(room)))
 
     def sustained(self) -> None:

@@ -196,7 +196,11 @@ class ShardOps:
             if contexts
             else None,
             positions % longest,
-            torch.randint(self.model.vocab_size, (rows,), generator=generator).to(self.device),
+            torch.randint(
+                self.model.vocab_size,
+                (rows,),
+                generator=generator,
+            ).to(self.device),
             torch.arange(rows, device=self.device) if op in OPS and OPS[op].outputs else None,
             self.routing(rows) if op in (MOE, MIXED) and self.model.experts else None,
         )
@@ -232,7 +236,12 @@ class ShardOps:
             return self._stand_in(len(inputs[0]), width)
 
         self._taken = 0
-        self.layer.forward([LayerState(self.sets[0], self.cache)], self._ends, rows, do=do)
+        self.layer.forward(
+            [LayerState(self.sets[0], self.cache)],
+            self._ends,
+            rows,
+            do=do,
+        )
         if not found:
             raise ValueError(f"nothing here measures the op {op}")
         return found

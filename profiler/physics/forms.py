@@ -49,9 +49,19 @@ def _stack(*columns: Array) -> Array:
 
 def _gemm_features(c: Columns) -> Array:
     m, n, k, sms = c["m"], c["n"], c["k"], c["num_sms"]
-    features = [np.log2(m), np.log2(n), np.log2(k), np.log2(n * k), np.log2(n / k)]
+    features = [
+        np.log2(m),
+        np.log2(n),
+        np.log2(k),
+        np.log2(n * k),
+        np.log2(n / k),
+    ]
     features += [np.log2(c["peak_flops"] / c["bandwidth"])]
-    features += [m % 128, m % 8, np.log2(1 / (1 / m + 1 / n + 1 / k))]
+    features += [
+        m % 128,
+        m % 8,
+        np.log2(1 / (1 / m + 1 / n + 1 / k)),
+    ]
     features += [np.ceil(m / t) * t / m for t in (16, 32, 64, 128, 256)]
     features += [np.minimum(np.ceil(m / t), 64) for t in (16, 32, 64, 128)]
     for tile_m, tile_n in GEMM_TILES:
@@ -62,7 +72,11 @@ def _gemm_features(c: Columns) -> Array:
 
 def _prefill_features(c: Columns) -> Array:
     chunk, context, heads, batch = c["chunk"], c["context"], c["heads"], c["batch"]
-    features = [np.log2(chunk), np.log2(heads * batch), np.log2(heads / c["kv_heads"])]
+    features = [
+        np.log2(chunk),
+        np.log2(heads * batch),
+        np.log2(heads / c["kv_heads"]),
+    ]
     keys, pairs = attended(chunk, context, edge=0.0)
     features += [np.log2(keys), context / keys, np.log2(heads * batch * pairs)]
     features += [np.log2(batch * c["kv_heads"] * keys)]
@@ -76,10 +90,19 @@ def _prefill_features(c: Columns) -> Array:
 def _decode_features(c: Columns) -> Array:
     """By units of work (batch x KV heads): 8 sequences of 12 heads look like 96 of one head."""
     units, group, sms = c["batch"] * c["kv_heads"], c["heads"] / c["kv_heads"], c["num_sms"]
-    features = [np.log2(units), np.log2(group), np.log2(c["context"]), np.log2(c["batch"])]
+    features = [
+        np.log2(units),
+        np.log2(group),
+        np.log2(c["context"]),
+        np.log2(c["batch"]),
+    ]
     features += [np.log2(units * c["context"]), np.log2(units * group * c["context"])]
     for blocks in (units, units * group):
-        features += [wave_fill(blocks, sms), wave_fill(blocks, 2 * sms), np.ceil(blocks / sms)]
+        features += [
+            wave_fill(blocks, sms),
+            wave_fill(blocks, 2 * sms),
+            np.ceil(blocks / sms),
+        ]
     return _stack(*features)
 
 
@@ -170,7 +193,11 @@ def decode_form(splits: bool, packed: bool, hbm: float | None = None) -> Form:
 STREAM = Form(
     inputs=("num_bytes",),
     physics=stream_us,
-    fitted={"overhead_us": (3.0, 0.2, 50.0), "memory": (0.6, 0.02, 1.2), "p": (2.0, 1.1, 20.0)},
+    fitted={
+        "overhead_us": (3.0, 0.2, 50.0),
+        "memory": (0.6, 0.02, 1.2),
+        "p": (2.0, 1.1, 20.0),
+    },
     features=_bytes_feature,
     residual="curve",
 )

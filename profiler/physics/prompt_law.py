@@ -81,7 +81,13 @@ class PromptLaw:
         badly timed), and lengths between two measured ones no less than the shorter."""
         if calls not in self._tables:
             first, last = np.log2(self._ends)
-            steps = np.exp2(np.linspace(first, last, int(_STEPS * (last - first)) + 2))[1:-1]
+            steps = np.exp2(
+                np.linspace(
+                    first,
+                    last,
+                    int(_STEPS * (last - first)) + 2,
+                )
+            )[1:-1]
             batches = np.unique(self._rows[:, 3])
             near = batches[min(int(np.searchsorted(batches, calls)), len(batches) - 1)]
             known = np.unique(self._rows[self._rows[:, 3] == near, 0])

@@ -77,7 +77,12 @@ class Trees:
         for _ in range(self.depth):
             goes_left = features[rows, self.feature[node]] <= self.threshold[node]
             node = np.where(goes_left, self.left[node], self.right[node])
-        values = np.insert(self.value[node].astype(np.float64), 0, self.baseline, axis=1)
+        values = np.insert(
+            self.value[node].astype(np.float64),
+            0,
+            self.baseline,
+            axis=1,
+        )
         total: Array = np.cumsum(values, axis=1)[:, -1]  # tree by tree, as of many rows
         return total
 

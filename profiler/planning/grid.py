@@ -478,12 +478,29 @@ def _prefill_terms(chunk: Floats, context: Floats) -> Floats:
     """Launch; rows; KV read and written; query-key pairs under the causal mask, and without."""
     pairs = chunk * (context + (chunk + 1) / 2)
     full = chunk * (context + chunk)
-    return np.stack([np.ones_like(chunk), chunk, chunk + context, pairs, full], axis=-1)
+    return np.stack(
+        [
+            np.ones_like(chunk),
+            chunk,
+            chunk + context,
+            pairs,
+            full,
+        ],
+        axis=-1,
+    )
 
 
 def _decode_terms(batch: Floats, context: Floats) -> Floats:
     """Launch; sequences; one sequence's KV; the whole batch's KV."""
-    return np.stack([np.ones_like(batch), batch, context, batch * context], axis=-1)
+    return np.stack(
+        [
+            np.ones_like(batch),
+            batch,
+            context,
+            batch * context,
+        ],
+        axis=-1,
+    )
 
 
 #: Journal and table name of each.

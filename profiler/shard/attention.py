@@ -51,7 +51,12 @@ class Chunk:
         end = new + self.tokens
         cache.k[new:end] = k
         cache.v[new:end] = v
-        return self._attention.prefill(q, cache.k[first:end], cache.v[first:end], self._bias)
+        return self._attention.prefill(
+            q,
+            cache.k[first:end],
+            cache.v[first:end],
+            self._bias,
+        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,12 @@ class Decodes:
             longest = max(contexts) + 1
             bias = attention.skewed_bias(contexts, longest)
             where = None if rows is None else torch.tensor(rows).to(device)
-            return _Call(where, torch.tensor([b for b, _ in some]).to(device), longest, bias)
+            return _Call(
+                where,
+                torch.tensor([b for b, _ in some]).to(device),
+                longest,
+                bias,
+            )
 
         if isinstance(attention, XformersAttention):
             order = sorted(range(len(decodes)), key=lambda row: decodes[row])
@@ -133,7 +143,11 @@ class Decodes:
         out = torch.empty_like(q)
         for call in self._calls:
             assert call.rows is not None
-            out.index_copy_(0, call.rows, self._attend(cache, q.index_select(0, call.rows), call))
+            out.index_copy_(
+                0,
+                call.rows,
+                self._attend(cache, q.index_select(0, call.rows), call),
+            )
         return out
 
     def _attend(self, cache: KVCache, q: Tensor, call: _Call) -> Tensor:
@@ -254,7 +268,12 @@ class SdpaAttention:
         """An additive mask (batch, 1, 1, longest): shorter sequences are padded to the longest."""
         tokens = torch.tensor(contexts, device=self._device)[:, None] + 1
         positions = torch.arange(max(contexts) + 1, device=self._device)
-        mask = torch.zeros(len(contexts), len(positions), device=self._device, dtype=self._dtype)
+        mask = torch.zeros(
+            len(contexts),
+            len(positions),
+            device=self._device,
+            dtype=self._dtype,
+        )
         return mask.masked_fill_(positions >= tokens, float("-inf"))[:, None, None]
 
     def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
@@ -375,7 +394,12 @@ class XformersAttention:
 
     def decode(self, q: Tensor, keys: Tensor, values: Tensor, length: int, bias: Any) -> Tensor:
         """The caches in place, packed along the tokens."""
-        return self._attend(q, keys.flatten(0, 1), values.flatten(0, 1), bias)
+        return self._attend(
+            q,
+            keys.flatten(0, 1),
+            values.flatten(0, 1),
+            bias,
+        )
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
         tokens, heads, dim = q.shape
@@ -478,10 +502,21 @@ def _try_all(
     padded = (2, 32, kv_heads, dim)
     for bias in (attention.decode_bias(2, 8, 32), attention.skewed_bias([8, 3], 32)):
         attention.kernel = None
-        attention.decode(q[:2], cache.k.view(padded), cache.v.view(padded), 9, bias)
+        attention.decode(
+            q[:2],
+            cache.k.view(padded),
+            cache.v.view(padded),
+            9,
+            bias,
+        )
     if isinstance(attention, XformersAttention):
         attention.kernel = None
-        attention.prefill(q[:2], cache.k, cache.v, attention.gappy_bias([4, 40], [8, 3], 64))
+        attention.prefill(
+            q[:2],
+            cache.k,
+            cache.v,
+            attention.gappy_bias([4, 40], [8, 3], 64),
+        )
     torch.cuda.synchronize()
 
 

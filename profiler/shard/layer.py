@@ -94,7 +94,13 @@ class RandomWeights:
         matrix, bias = {}, {}
         for part, op in enumerate(op for op in shapes if OPS[op].part == "layer"):
             shape = shapes[op]
-            full = self._draw(index, part, shape.n, shape.k, scale=shape.k**-0.5)
+            full = self._draw(
+                index,
+                part,
+                shape.n,
+                shape.k,
+                scale=shape.k**-0.5,
+            )
             shift = self._draw(index, 10 + part, shape.n) if op in model.biased_gemms else None
             if self.rank is not None and OPS[op].split == "columns":
                 rows = self._fused_rows(op)
@@ -255,7 +261,12 @@ class ShardLayer:
 
         fused = linear("preproj", do(OTHERS, self.norm, layer, x))
         q, k, v = do(OTHERS, self.split, layer, fused, rows.angles)
-        attended = do(OTHERS, self.join, layer, *self._attend(layer, (q, k, v), rows, do))
+        attended = do(
+            OTHERS,
+            self.join,
+            layer,
+            *self._attend(layer, (q, k, v), rows, do),
+        )
         out = summed(linear("postproj", attended))
         x, y = do(OTHERS, self.add_and_norm, layer, x, out)
         if self.model.experts is None:
@@ -313,7 +324,11 @@ class ShardLayer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(tokens, fused) to q (tokens, heads, dim) and k, v (tokens, kv_heads, dim), q and k
         normed and rotated as the model does."""
-        parts = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, self.model.head_dim)
+        parts = qkv.view(
+            qkv.shape[0],
+            self.heads + 2 * self.kv_heads,
+            self.model.head_dim,
+        )
         end = self.heads + self.kv_heads
         q, k, v = parts[:, : self.heads], parts[:, self.heads : end], parts[:, end:]
         return self._rotate(q, angles), self._rotate(k, angles), v

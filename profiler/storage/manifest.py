@@ -302,7 +302,14 @@ def replace_files(folder: Path, kind: str, contents: Mapping[str, bytes]) -> Non
     new = {name: digest(content) for name, content in contents.items()}
     present = {name: before.files[name] for name in contents if name in before.files}
     files = {**before.files, **new}
-    write_whole(folder / MANIFEST, Manifest(kind, files, {**before.earlier, **present}).dump())
+    write_whole(
+        folder / MANIFEST,
+        Manifest(
+            kind,
+            files,
+            {**before.earlier, **present},
+        ).dump(),
+    )
     for name, content in contents.items():
         write_whole(folder / name, content)
     write_whole(folder / MANIFEST, Manifest(kind, files).dump())

@@ -303,4 +303,8 @@ def not_modelled(name: str, *kinds: Kind) -> str:
 
 def _plain(name: str) -> str:
     """Small letters, no owner, words joined by ``-``."""
-    return re.sub(r"[\s_]+", "-", name.rpartition("/")[2].lower())[:200]
+    return re.sub(
+        r"[\s_]+",
+        "-",
+        name.rpartition("/")[2].lower(),
+    )[:200]

@@ -82,7 +82,12 @@ def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
     try:
         return TypeAdapter(cls).validate_json(text)
     except ValidationError as error:
-        found = mistakes(error, cls, fields, lambda key: ": ".join([str(where), *_dotted(key)]))
+        found = mistakes(
+            error,
+            cls,
+            fields,
+            lambda key: ": ".join([str(where), *_dotted(key)]),
+        )
         raise SpecError("\n".join(found)) from error
 
 

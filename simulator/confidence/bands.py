@@ -71,9 +71,21 @@ def _unit(table: OpTable, points: Floats, floor: float) -> Floats:
         return np.full(len(points), UNKNOWN)
     share = (size[1:-1] - size[:-2]) / (size[2:] - size[:-2])
     through = time[:-2] + share * (time[2:] - time[:-2])
-    off = np.pad(np.abs(np.log(time[1:-1] / through)), 1, mode="edge")
-    above = np.clip(np.searchsorted(size, points[:, 0]), 1, len(size) - 1)
-    at = np.clip((points[:, 0] - size[above - 1]) / (size[above] - size[above - 1]), 0, 1)
+    off = np.pad(
+        np.abs(np.log(time[1:-1] / through)),
+        1,
+        mode="edge",
+    )
+    above = np.clip(
+        np.searchsorted(size, points[:, 0]),
+        1,
+        len(size) - 1,
+    )
+    at = np.clip(
+        (points[:, 0] - size[above - 1]) / (size[above] - size[above - 1]),
+        0,
+        1,
+    )
     step = table.at_edge(points) & (at > 0) & (at < 1)
     within = np.where(step, 1.0, 4 * at * (1 - at))
     rough = np.minimum(off[above], off[above - 1])

@@ -41,7 +41,13 @@ class MeasuredRegion:
         """The largest ratio to the measured points: in a size, in the sum or product of both. It is
         1 if no size is larger, also for sizes below or beside the points."""
         over = (_extents(wanted) / np.maximum(self._largest, 1)).max(axis=1)
-        return np.asarray(np.where(self.outside(wanted), np.maximum(over, 1.0), 1.0))
+        return np.asarray(
+            np.where(
+                self.outside(wanted),
+                np.maximum(over, 1.0),
+                1.0,
+            )
+        )
 
 
 def _sides(points: Floats) -> Floats | None:

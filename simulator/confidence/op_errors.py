@@ -116,7 +116,11 @@ def op_errors(ops: OpTimes) -> dict[str, OpError]:
     except SpecError:  # a device of the user's own: nothing was fitted for it
         device = None
     return {
-        table.op: OpError(table, Band(*map(float, width)), *_model_error(meta, table.op, device))
+        table.op: OpError(
+            table,
+            Band(*map(float, width)),
+            *_model_error(meta, table.op, device),
+        )
         for table, width in [
             *zip(tables, widths, strict=True),
             *((table, astuple(_MODELLED)) for table in asked),

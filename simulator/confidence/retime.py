@@ -46,11 +46,23 @@ def causes(log: ReplicaLog, spans: Spans, arrival_s: Floats) -> Causes:
     # Every member's previous span, in this group or, from a free pool, in another.
     ours = spans.by_group.astype(np.int64)
     same = np.diff(columns["group"][ours]) == 0
-    _wait_for(after, ours[1:][same], ours[:-1][same], ready, back)
+    _wait_for(
+        after,
+        ours[1:][same],
+        ours[:-1][same],
+        ready,
+        back,
+    )
     moved = np.ones(len(spans.first), bool)
     moved[spans.starts] = False
     later = np.flatnonzero(moved)
-    _wait_for(after, ours[spans.first[later]], ours[spans.last[later - 1]], ready, back)
+    _wait_for(
+        after,
+        ours[spans.first[later]],
+        ours[spans.last[later - 1]],
+        ready,
+        back,
+    )
     arrived = np.full(len(ready), -np.inf)
     np.maximum.at(arrived, spans.first_row(), arrival_s)
     known = np.maximum(np.where(after >= 0, back[after], -np.inf), arrived)
@@ -146,7 +158,11 @@ class _Diagonals:
         # The batches under way: those that entered up to `stages - 1` diagonals before.
         diagonals = np.arange(begin - stages + 1, begin + length)
         inside = (diagonals >= 0) & (diagonals < self.steps)
-        batch = np.where(inside, self._batch_at[np.where(inside, diagonals, 0)], -1)
+        batch = np.where(
+            inside,
+            self._batch_at[np.where(inside, diagonals, 0)],
+            -1,
+        )
         real = np.flatnonzero(batch >= 0)
         rows = batch[real]
         duration = np.empty((length, stages, samples))
@@ -166,7 +182,11 @@ class _Diagonals:
         entering = real >= stages - 1
         step, rows = real[entering] - (stages - 1), rows[entering]
         cause = self.causes.after[rows]
-        after[step, 0] = np.where(cause >= 0, 1 + reach + self.returns[cause] - begin, 0)
+        after[step, 0] = np.where(
+            cause >= 0,
+            1 + reach + self.returns[cause] - begin,
+            0,
+        )
         arrived[step, 0] = self.causes.arrived_s[rows]
         return duration, send, after, arrived
 

@@ -128,7 +128,15 @@ def varying_arrivals(
     if repeat:
         rounds, events = np.floor(events / ends[-1]), events % ends[-1]
     segment = np.minimum(np.searchsorted(ends, events, side="right") - 1, len(at_s) - 1)
-    slope = np.append(np.divide(np.diff(rate), spans, out=np.zeros_like(spans), where=spans > 0), 0)
+    slope = np.append(
+        np.divide(
+            np.diff(rate),
+            spans,
+            out=np.zeros_like(spans),
+            where=spans > 0,
+        ),
+        0,
+    )
     left, low = events - ends[segment], rate[segment]
     # The root of low t + slope t^2 / 2 = left, in the form without cancellation.
     root = np.sqrt(np.maximum(low**2 + 2 * slope[segment] * left, 0.0))
@@ -179,7 +187,15 @@ def draw_groups(count: int, shares: Sequence[float], rng: np.random.Generator) -
 def draw_sessions(count: int, low: int, high: int, rng: np.random.Generator) -> Ints:
     """The session of each of ``count`` requests, in order: 0, 0, 0, 1, 1, ... A session has ``low``
     to ``high`` turns, each number as likely; the last one may be cut short."""
-    ends = np.cumsum(rng.integers(low, high, size=count, endpoint=True, dtype=np.int64))
+    ends = np.cumsum(
+        rng.integers(
+            low,
+            high,
+            size=count,
+            endpoint=True,
+            dtype=np.int64,
+        )
+    )
     return np.searchsorted(ends, np.arange(count), side="right")
 
 

@@ -249,7 +249,14 @@ class _Cells(NamedTuple):
 
     def trace(self, tree: _Tree) -> Trace:
         """What they say; ``tree`` has numbered the blocks of the prompts."""
-        names, notes = find_columns(self.path, self.header, self.reading.columns), list[str]()
+        names, notes = (
+            find_columns(
+                self.path,
+                self.header,
+                self.reading.columns,
+            ),
+            list[str](),
+        )
         warm_up, failed = self._fates()
         blank = 0 if self.reading.skip_empty else None
         prompt, output = (self._whole(names[key], warm_up | failed, 1, blank) for key in NEEDED)
@@ -387,8 +394,16 @@ class _Cells(NamedTuple):
                 raise self._error(row, f"{_BLOCKS} is {shown}: must be a list of whole numbers")
         count = np.array([-1 if each is None else len(each) for each in blocks])
         # Of b tokens a prompt of p has floor(p / b) to ceil(p / b) blocks.
-        least = np.where(count < 0, 1, prompt // np.maximum(count + 1, 1) + 1)
-        most = np.where(count < 2, 2**24, -(-prompt // np.maximum(count - 1, 1)) - 1)
+        least = np.where(
+            count < 0,
+            1,
+            prompt // np.maximum(count + 1, 1) + 1,
+        )
+        most = np.where(
+            count < 2,
+            2**24,
+            -(-prompt // np.maximum(count - 1, 1)) - 1,
+        )
         usual = _QWEN_BLOCK_TOKENS if _QWEN in self.header else BLOCK_TOKENS
         size = self.reading.block_tokens or usual
         wrong = (size < least) | (size > most)

@@ -324,6 +324,10 @@ class Group(Replica):
         self._flush()
         parts = zip(self.ranks.schedulers, self._logged, self._varied, strict=True)
         return [
-            self._log(scheduler, columns, np.reshape(varied, (-1, 1)) if self._jitter else None)
+            self._log(
+                scheduler,
+                columns,
+                np.reshape(varied, (-1, 1)) if self._jitter else None,
+            )
             for scheduler, columns, varied in parts
         ]

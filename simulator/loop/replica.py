@@ -214,7 +214,12 @@ class Replica:
     def _await_return(self) -> None:
         if self._in_flight and not self._awaiting:
             self._awaiting = True
-            Moment(self.env, self._in_flight[0][0] - self.env.now, RETURN, self._returned)
+            Moment(
+                self.env,
+                self._in_flight[0][0] - self.env.now,
+                RETURN,
+                self._returned,
+            )
 
     def _wake(self, when: float) -> None:
         """Dispatch at ``when``, after everything else that happens at that instant."""

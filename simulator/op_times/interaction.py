@@ -53,7 +53,11 @@ def interaction_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
         predicted[scored] = layers.take(scored).predict(_fit_layer(layers.take(fitted)))
     return pd.DataFrame(
         {
-            "kind": np.select([layers.both, layers.decode > 0], ["mixed", "decode"], "prefill"),
+            "kind": np.select(
+                [layers.both, layers.decode > 0],
+                ["mixed", "decode"],
+                "prefill",
+            ),
             "sum": _off(layers.ops, layers.time),
             "measured": _off(predicted, layers.time),
         }
@@ -75,8 +79,16 @@ class _Layers:
         names = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
         chunk, context, batch, held = (mixed[name].to_numpy(np.int64) for name in names)
         cost = IterationCost(ops)
-        prefill = np.where(chunk > 0, cost.prefill_s(np.maximum(chunk, 1), context), 0.0)
-        decode = np.where(batch > 0, cost.decode_s(np.maximum(batch, 1), held), 0.0)
+        prefill = np.where(
+            chunk > 0,
+            cost.prefill_s(np.maximum(chunk, 1), context),
+            0.0,
+        )
+        decode = np.where(
+            batch > 0,
+            cost.decode_s(np.maximum(batch, 1), held),
+            0.0,
+        )
         parts = cost.layer_parts(chunk + batch)  # whole layers are timed without all-reduces
         total = sum((parts[op] for op in ops.linear), np.zeros(len(mixed)))
         time = mixed["time_us"].to_numpy(np.float64) * _MICRO
@@ -108,7 +120,12 @@ def _fit_layer(layers: _Layers) -> WholeLayer:
     if not len(mixed.time):
         return WholeLayer(scale, extra_s)
     rest = (mixed.time - extra_s) / scale - mixed.ops
-    both, decode = _relative([mixed.ops, mixed.decode], rest, mixed.time, lowest=(-0.5, -0.5))
+    both, decode = _relative(
+        [mixed.ops, mixed.decode],
+        rest,
+        mixed.time,
+        lowest=(-0.5, -0.5),
+    )
     return WholeLayer(scale, extra_s, float(both), float(decode))
 
 
@@ -194,7 +211,12 @@ class _Skewed:
         return best
 
     def _take(self, rows: Rows) -> _Skewed:
-        return _Skewed(self.batch[rows], self.mean[rows], self.longest[rows], self.time[rows])
+        return _Skewed(
+            self.batch[rows],
+            self.mean[rows],
+            self.longest[rows],
+            self.time[rows],
+        )
 
 
 def _off(predicted: Floats, time: Floats) -> Floats:

@@ -29,7 +29,14 @@ def modelled_times(source: ShardTimes) -> OpTimes:
     batches = source.batches
     return OpTimes(
         meta=meta,
-        by_rows={op: RowTimes(InSeconds(partial(source.by_rows, op)), identity, op) for op in rows},
+        by_rows={
+            op: RowTimes(
+                InSeconds(partial(source.by_rows, op)),
+                identity,
+                op,
+            )
+            for op in rows
+        },
         prefill=PairTimes(InSeconds(source.prefill, (1.0, 0.0)), identity, PREFILL),
         decode=PairTimes(InSeconds(source.decode, (1.0, 0.0)), identity, DECODE),
         all_reduce=InSeconds(source.all_reduce) if source.tp > 1 else None,

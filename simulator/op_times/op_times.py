@@ -43,7 +43,11 @@ class Together:
         """(gain, launch) of chunks that take ``alone_s`` alone: in a batch of N tokens each saves
         ``gain - launch / N``. Shape (chunks, batches + 1, 2): one for each interval of batches."""
         sizes, calls = self._calls(chunk, alone_s)
-        slope = np.append(np.diff(calls) / np.diff(sizes), calls[:, -1:] / sizes[-1], axis=-1)
+        slope = np.append(
+            np.diff(calls) / np.diff(sizes),
+            calls[:, -1:] / sizes[-1],
+            axis=-1,
+        )
         launch = chunk[:, None] * (calls - slope * sizes)
         return np.stack([alone_s[:, None] - slope, launch], axis=-1)
 
@@ -90,7 +94,12 @@ class PairTimes:
         """Seconds of every ``a`` with every ``b``."""
         sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
         what = f"{self.op} {len(a)}"
-        return kept(self.identity, what, lambda: self.time(a[:, None], b), sizes)
+        return kept(
+            self.identity,
+            what,
+            lambda: self.time(a[:, None], b),
+            sizes,
+        )
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,15 @@ class PooledRoofline:
         k = np.repeat([float(shape.k) for shape in points], sizes)
         low, high = np.log(self._SPAN).T
         flops, traffic = 2 * tokens * n * k, n * k
-        start = np.log([5.0, (flops / time).max(), (traffic / time).max(), 2.0, 0.5])
+        start = np.log(
+            [
+                5.0,
+                (flops / time).max(),
+                (traffic / time).max(),
+                2.0,
+                0.5,
+            ]
+        )
 
         start = np.clip(start, low + 1e-6, high - 1e-6)
         physics = partial(self._time_us, m=tokens, n=n, k=k)
@@ -199,7 +207,12 @@ def _prefill_terms(chunk: Floats, context: Floats) -> Floats:
 def _prefill_features(chunk: Floats, context: Floats) -> Floats:
     """Sizes and work in octaves, and how the chunk fills tiles of query rows."""
     keys, pairs = attended(chunk, context, edge=0.0)
-    columns = [np.log2(chunk), np.log2(keys), context / keys, np.log2(context + 32)]
+    columns = [
+        np.log2(chunk),
+        np.log2(keys),
+        context / keys,
+        np.log2(context + 32),
+    ]
     columns.append(np.log2(pairs))
     for tile in (16, 32, 64, 128):
         tiles = np.ceil(chunk / tile)
@@ -209,13 +222,27 @@ def _prefill_features(chunk: Floats, context: Floats) -> Floats:
 
 def _decode_terms(batch: Floats, context: Floats) -> Floats:
     """Launch; sequences; one sequence's KV (a serial loop over it); the whole batch's KV."""
-    return np.stack([np.ones_like(batch), batch, context, batch * context], axis=-1)
+    return np.stack(
+        [
+            np.ones_like(batch),
+            batch,
+            context,
+            batch * context,
+        ],
+        axis=-1,
+    )
 
 
 def _decode_features(batch: Floats, context: Floats) -> Floats:
     """Sizes and KV in octaves, the batch itself (waves), and blocks of keys."""
     keys = np.maximum(context, 1)
-    columns = [np.log2(batch), np.log2(keys), np.log2(batch * keys), batch, batch % 8]
+    columns = [
+        np.log2(batch),
+        np.log2(keys),
+        np.log2(batch * keys),
+        batch,
+        batch % 8,
+    ]
     columns += [np.ceil(keys / 64) * 64 / keys, np.ceil(keys / 256)]
     return np.stack(columns, axis=-1)
 

@@ -104,7 +104,11 @@ class Spans:
 
     def _yielding(self) -> Ints:
         """The first span of each request that yields a token."""
-        index = np.where(self.role != PART, np.arange(len(self.role)), len(self.role))
+        index = np.where(
+            self.role != PART,
+            np.arange(len(self.role)),
+            len(self.role),
+        )
         return np.minimum.reduceat(index, self.starts)
 
     def _before(self, spans: Ints) -> Floats:
@@ -171,7 +175,11 @@ class Spans:
         """Seconds from the token before each of these decode or recompute spans to its first token.
         The prefill yields a request's first token, so there is a token before, here or
         elsewhere."""
-        yields = np.where(self.role != PART, np.arange(len(self.role)), -1)
+        yields = np.where(
+            self.role != PART,
+            np.arange(len(self.role)),
+            -1,
+        )
         before = np.maximum.accumulate(yields)[spans - 1]
         came = self._finish[self.last[before]]
         first = np.flatnonzero(np.isin(spans, self._yielding()))
@@ -181,7 +189,11 @@ class Spans:
 
     def _first_token(self, spans: Ints) -> Ints:
         """The position in ``by_group`` at which each of these spans yields its first token."""
-        return np.where(self.role[spans] == DECODE, self.first[spans], self.last[spans])
+        return np.where(
+            self.role[spans] == DECODE,
+            self.first[spans],
+            self.last[spans],
+        )
 
 
 BUBBLES = ("pb1", "pb2", "pb3", "equal")
@@ -278,7 +290,11 @@ def gaps(log: ReplicaLog) -> Gaps:
     starved = None
     for stage in range(log.num_stages):  # laid out as the times are: what follows goes along it
         gap = rest[1:, stage]
-        np.subtract(times.start[1:, stage], times.release[:-1, stage], out=gap)
+        np.subtract(
+            times.start[1:, stage],
+            times.release[:-1, stage],
+            out=gap,
+        )
         if stage and sent is not None:
             gap -= np.minimum(gap, sent, out=communication[1:, stage])
         elif not stage and log.switches.turnaround_s:

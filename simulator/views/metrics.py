@@ -392,7 +392,11 @@ def paging_columns(records: Records) -> dict[str, Ints]:
         request, kind, tokens = log.pool.events.T
         row = np.searchsorted(records.request_id, request)
         if number >= first and way is not None:  # hits of prompts computed in the other pool
-            kind = np.where((kind == HIT) & (way.prefilled_on[row] >= 0), REMOTE, kind)
+            kind = np.where(
+                (kind == HIT) & (way.prefilled_on[row] >= 0),
+                REMOTE,
+                kind,
+            )
         for what, sums in found.items():
             np.add.at(sums, row[kind == what], tokens[kind == what])
         np.add.at(preemptions, row[(kind == LOST) & (tokens >= 0)], 1)
@@ -810,7 +814,11 @@ class Analysis:
     def _spreads(self, columns: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
         """Mean and quantiles of each column without its NaNs; columns of one length together."""
         there = {name: values[~np.isnan(values)] for name, values in columns.items()}
-        nothing = _named(self.quantiles, [float("nan")] * len(self.quantiles), float("nan"))
+        nothing = _named(
+            self.quantiles,
+            [float("nan")] * len(self.quantiles),
+            float("nan"),
+        )
         spreads = dict.fromkeys(columns, nothing)
         for size in {len(values) for values in there.values()} - {0}:
             names = [name for name, values in there.items() if len(values) == size]

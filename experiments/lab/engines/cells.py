@@ -76,7 +76,14 @@ class Cell:
             update["workload"] = scenario.workload.model_copy(update={"requests": count})
         made = build_requests(scenario.model_copy(update=update), self.max_length, self.source)
         # Arrivals in whole quanta, so that engine and simulator compare the very same numbers.
-        return [replace(r, arrival_s=float(quantize(r.arrival_s)), prefix=()) for r in made]
+        return [
+            replace(
+                r,
+                arrival_s=float(quantize(r.arrival_s)),
+                prefix=(),
+            )
+            for r in made
+        ]
 
 
 _SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -151,7 +158,11 @@ def cells_table(cells: Sequence[Cell]) -> Table:
         "sequences of a micro-batch": [str(cell.max_batch) for cell in cells],
         "requests": [f"{len(cell.requests()):,}" for cell in cells],
     }
-    return Table("", ("", *(cell.name for cell in cells)), [[k, *v] for k, v in rows.items()])
+    return Table(
+        "",
+        ("", *(cell.name for cell in cells)),
+        [[k, *v] for k, v in rows.items()],
+    )
 
 
 def engine_spec(

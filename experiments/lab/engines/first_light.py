@@ -417,7 +417,13 @@ class Hour:
         except UserError as error:
             state, why = FAILED, str(error)
         finally:
-            entry = Entry(step.name, state, round(time.monotonic() - began, 1), started, why)
+            entry = Entry(
+                step.name,
+                state,
+                round(time.monotonic() - began, 1),
+                started,
+                why,
+            )
             self.ledger.entries.append(entry)
             self.ledger.write(self.out)
             pack(self.out, self.archive)

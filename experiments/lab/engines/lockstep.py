@@ -270,11 +270,21 @@ class _Player:
         if not batch.verified:
             rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
         preempted = sorted(s.id for s in before if s not in pool.running)
-        return self._stated(batch, [list(row[1:]) for row in sorted(rows)], preempted), batch
+        return self._stated(
+            batch,
+            [list(row[1:]) for row in sorted(rows)],
+            preempted,
+        ), batch
 
     def _stated(self, batch: Batch, rows: list[list[int]], preempted: list[int]) -> list[Any]:
         pool = self._pool
-        return [rows, preempted, pool.blocks.free, len(pool.running), len(pool.waiting)]
+        return [
+            rows,
+            preempted,
+            pool.blocks.free,
+            len(pool.running),
+            len(pool.waiting),
+        ]
 
 
 class _VllmPlayer(_Player):

@@ -98,7 +98,11 @@ def in_situ_bundle(
         op: {key: Timing(median(times), relative_iqr(times)) for key, times in by_size.items()}
         for op, by_size in samples.items()
     }
-    sizes = {"num_bytes": [1, 2**30], "scope": "intra_node", "time_us": max(send_s * 1e6, 0.1)}
+    sizes = {
+        "num_bytes": [1, 2**30],
+        "scope": "intra_node",
+        "time_us": max(send_s * 1e6, 0.1),
+    }
     send, today = pd.DataFrame(sizes), date.today().isoformat()
     notes = "measured in the running engine; edge ops hold all that a stage does beside layers"
     meta = schema.BundleMeta(

@@ -34,7 +34,12 @@ from ..sources import vidur
 from .devices import held_out, on
 from .kernels import fitted_devices
 
-LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
+LAYER_SHAPES = {
+    (4096, 4096): 2,
+    (1024, 4096): 2,
+    (14336, 4096): 2,
+    (4096, 14336): 1,
+}
 """Llama-3.1-8B's GEMMs as measured, unfused, and their number in a layer."""
 
 
@@ -118,7 +123,18 @@ def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
         ends = (float(share.min()), float(share.max())) if bands else None
         causes = [*dict.fromkeys(cause for score in of for cause in score.causes)]
         errors = (round(median, 2), round(p95, 2))
-        classes.append(ScoreClass(group, len(of), of[0].aim, met, *errors, covered, ends, causes))
+        classes.append(
+            ScoreClass(
+                group,
+                len(of),
+                of[0].aim,
+                met,
+                *errors,
+                covered,
+                ends,
+                causes,
+            )
+        )
     return classes
 
 
@@ -139,7 +155,17 @@ def _score(
     median, p95 = (round(error, 2) for error in median_p95_worst(errors)[:2])
     covered = round(100 * float(np.concatenate(inside).mean()), 1) if inside else None
     causes = AIMS["bundles"].get(what, {})
-    score = Score(what, source, fitted, len(errors), median, p95, aim, covered, group=what)
+    score = Score(
+        what,
+        source,
+        fitted,
+        len(errors),
+        median,
+        p95,
+        aim,
+        covered,
+        group=what,
+    )
     return score.because(causes.get("errors", ""), causes.get("band", ""))
 
 

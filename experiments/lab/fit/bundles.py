@@ -247,7 +247,16 @@ def expectation(device: DeviceSpec) -> tuple[Expectation, str]:
         return DeviceModel(device.name).gemm, "the calibrated device model"
 
     def roofline(tokens: Array, shape: GemmShape) -> Array:
-        sizes = on(pd.DataFrame({"m": tokens, "n": float(shape.n), "k": float(shape.k)}), device)
+        sizes = on(
+            pd.DataFrame(
+                {
+                    "m": tokens,
+                    "n": float(shape.n),
+                    "k": float(shape.k),
+                }
+            ),
+            device,
+        )
         return gemm_us(columns_of(sizes), _PLAIN)
 
     return roofline, "a roofline with tiles and waves"
@@ -334,7 +343,15 @@ def _with_context(part: OpRows, heads: Heads, model: ModelSpec, device: DeviceSp
     near, far = part.frame[short], part.frame[~short]
     predict = DeviceModel(device.name).attn_prefill
     chunk = near["chunk_tokens"].to_numpy(np.float64)
-    fresh, parts = predict(chunk, np.zeros_like(chunk), *heads, model.head_dim), [near]
+    fresh, parts = (
+        predict(
+            chunk,
+            np.zeros_like(chunk),
+            *heads,
+            model.head_dim,
+        ),
+        [near],
+    )
     for context in _CONTEXTS:
         cached = predict(chunk, np.full_like(chunk, context), *heads, model.head_dim)
         time = near["time_us"] + np.maximum(cached - fresh, 0.0)

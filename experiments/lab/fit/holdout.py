@@ -382,15 +382,27 @@ def exchange_kinds(whole: ExchangeCurves) -> Kinds:
 
     def sizes() -> Iterator[Errors]:
         for kept, out in leave_one_group_out(tokens, (tokens > 0) & (tokens < tokens[-1])):
-            left = replace(whole, tokens=whole.tokens[kept], log_us=whole.log_us[:, kept])
+            left = replace(
+                whole,
+                tokens=whole.tokens[kept],
+                log_us=whole.log_us[:, kept],
+            )
             yield from (off(left, row, out) for row in every.tolist())
 
     def without(ranks: bool) -> Iterator[Errors]:
-        of_model = np.unique(whole.shapes[:, :3], axis=0, return_inverse=True)[1].reshape(-1)
+        of_model = np.unique(
+            whole.shapes[:, :3],
+            axis=0,
+            return_inverse=True,
+        )[1].reshape(-1)
         scored = (np.bincount(of_model)[of_model] > 1) == ranks
         for kept, out in leave_one_group_out(every, scored):
             others, mine = whole.shapes[kept, 3], whole.shapes[out[0], 3]
             if others.min() <= mine <= others.max():
-                yield off(whole.some(np.isin(every, kept)), int(out[0]), tokens)
+                yield off(
+                    whole.some(np.isin(every, kept)),
+                    int(out[0]),
+                    tokens,
+                )
 
     return {"sizes": sizes(), "shapes": without(False), "ranks": without(True)}

@@ -197,7 +197,11 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str, rates: Rates | None =
         raw = timed.from_memory(weight_us, 1e6 * rates.cache / rates.bandwidth)
     clean = raw.cleaned()
     # Half of the widths choose the knots, the others are scored.
-    half = clean.some(np.arange(0, len(clean.n), 2), np.arange(len(clean.k)), range(len(clean.m)))
+    half = clean.some(
+        np.arange(0, len(clean.n), 2),
+        np.arange(len(clean.k)),
+        range(len(clean.m)),
+    )
     knots = choose_knots(lambda kept: np.log(through(half, kept) / half.time_us), len(half.m))
     kinds = holdout.gemm_kinds(rows, clean, raw, knots, few=_shapes(rows) < _FEWEST_SHAPES)
     surface, times = fit_lattice(clean, knots), (raw.time_us, clean.time_us)
@@ -280,7 +284,12 @@ _ANY_CONTEXT = 131072
 _FEWEST_HEADS = 4
 #: Head dimensions of plain attention, by sliding window (0: none); those with which published
 #: models use a window.
-_WINDOWS = {0: (64, 128, 256), 128: (64,), 1024: (128, 256), 8192: (128,)}
+_WINDOWS = {
+    0: (64, 128, 256),
+    128: (64,),
+    1024: (128, 256),
+    8192: (128,),
+}
 
 
 def fit_prompts(table: str, rows: pd.DataFrame, version: str, window: float = np.inf) -> Fitted:
@@ -516,7 +525,15 @@ def fit_experts(format_tables: ExpertTables, wide: bool = False) -> Iterator[Fit
         clean = raw.cleaned(rates)
         kinds = {"between": iter(between)} | holdout.moe_kinds(raw, rates, wide)
         surface, times = fit_moe(clean, rates, knots[table]), (raw.time_us, clean.time_us)
-        yield Fitted(table, surface, version, len(rows), *times, kinds, timed[table].time_us)
+        yield Fitted(
+            table,
+            surface,
+            version,
+            len(rows),
+            *times,
+            kinds,
+            timed[table].time_us,
+        )
 
 
 #: A time of DeepEP's normal mode within this factor of the host's launches is no kernel's.
@@ -591,7 +608,11 @@ def without_launches(kernels: dict[str, Table], device: DeviceSpec) -> dict[str,
     if not {"graph", "eager"} <= set(kernels):
         return kernels
     eager, version = kernels["eager"]
-    known = eager.merge(kernels["graph"][0], on=["gpus", "num_bytes"], suffixes=("", "_graph"))
+    known = eager.merge(
+        kernels["graph"][0],
+        on=["gpus", "num_bytes"],
+        suffixes=("", "_graph"),
+    )
     bandwidth = HBM_SHARE * device.memory_bandwidth
     copied = known["time_us_graph"] + 2e6 * known["num_bytes"] / bandwidth
     rows = known.assign(time_us=np.minimum(known["time_us"], copied))[eager.columns]
@@ -625,7 +646,11 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
     here, version = perf.degree_folder(folder, 1), str(perf.perf_meta(folder)["vllm_version"])
     gemms = []
     for op, shape in spec.gemms(1).items():
-        rows = perf.op_rows(here, op, {next(iter(perf.LAYERS[op])): 1}).frame  # no sampler
+        rows = perf.op_rows(
+            here,
+            op,
+            {next(iter(perf.LAYERS[op])): 1},
+        ).frame  # no sampler
         gemms.append(rows.rename(columns={"num_tokens": "m"}).assign(n=shape.n, k=shape.k))
     yield fit_gemm("gemm.bf16", pd.concat(gemms, ignore_index=True), version)
     for op in names(lambda op: op.rest and op.streams is not None):

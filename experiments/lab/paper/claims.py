@@ -169,7 +169,13 @@ class ClaimResult:
 def evaluate(claim: Claim, lab: Lab) -> ClaimResult:
     """Our value of one claim."""
     control = claim.value(getattr(lab, claim.control)) if claim.control else None
-    return ClaimResult(claim, lab.variant, claim.value(lab), claim.id in lab.fitted, control)
+    return ClaimResult(
+        claim,
+        lab.variant,
+        claim.value(lab),
+        claim.id in lab.fitted,
+        control,
+    )
 
 
 def reproduce(
@@ -275,7 +281,13 @@ def fit_device(device: str, fit: DeviceFit) -> DeviceFit:
 
     start = np.array(list(fit.start.values()))
     low, high = np.array([_LIMITS.get(name, _FACTOR_LIMITS) for name in fit.start]).T
-    found = least_squares(miss, start, bounds=(low, high), x_scale=start, diff_step=1e-3).x
+    found = least_squares(
+        miss,
+        start,
+        bounds=(low, high),
+        x_scale=start,
+        diff_step=1e-3,
+    ).x
     # Four digits are more than the paper's numbers hold.
     rounded = {n: float(f"{v:.4g}") for n, v in zip(fit.start, found, strict=True)}
     return replace(fit, constants=Constants(**rounded))
@@ -284,7 +296,12 @@ def fit_device(device: str, fit: DeviceFit) -> DeviceFit:
 _TIMES_SLOWER = 4.0
 _UNMOVED_WITHIN = 0.01
 _PROMPT = 1024
-_GROUPS = {"GEMMs": GEMMS, "others": (OTHERS,), "prefill": (PREFILL,), "decode": (DECODE,)}
+_GROUPS = {
+    "GEMMs": GEMMS,
+    "others": (OTHERS,),
+    "prefill": (PREFILL,),
+    "decode": (DECODE,),
+}
 _LINEAR = (*LAYER_OPS, *GEMMS)
 
 
@@ -360,7 +377,11 @@ def scrutinise(ids: Iterable[str], workers: int = 1) -> dict[str, Scrutiny]:
         scaled, flat = [values[name] for name in _SCALINGS], values[NO_GAIN]
         unmoved = max(scaled) - min(scaled) <= _UNMOVED_WITHIN * abs(scaled[0])
         no_gain = claim.unit == "x" and abs(flat - 1) <= TOLERANCE and claim.holds(flat)
-        found[id] = Scrutiny(sum(map(claim.holds, row)), int(unmoved), int(no_gain))
+        found[id] = Scrutiny(
+            sum(map(claim.holds, row)),
+            int(unmoved),
+            int(no_gain),
+        )
     return found
 
 

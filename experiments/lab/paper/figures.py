@@ -60,7 +60,15 @@ def stated(x: Sequence[Any], y: Sequence[Any], colour: str = BLACK, texts: str =
     """Points of the paper, each with its place in the form ``texts``."""
     x, y = [*map(paper, x)], [*map(paper, y)]
     said = [texts.format(*place) for place in zip(x, y, strict=True)] if texts else []
-    return Series("points", "", np.array(x), np.array(y), colour, marks=True, texts=said)
+    return Series(
+        "points",
+        "",
+        np.array(x),
+        np.array(y),
+        colour,
+        marks=True,
+        texts=said,
+    )
 
 
 def quantity_charts(name: str, labs: Labs) -> list[Chart]:
@@ -82,7 +90,11 @@ def _filled(panel: Any, values: Mapping[str, Any]) -> Any:
     keeps its kind. Series ``only`` of another length are left out."""
     known = dict(values)
     if (length := known.get("length")) is not None:
-        known |= {"K": length // 1024, "B": MAX_BATCH[length], "batches": [*BATCHES[length]]}
+        known |= {
+            "K": length // 1024,
+            "B": MAX_BATCH[length],
+            "batches": [*BATCHES[length]],
+        }
         known["rows"] = [f"batch {batch}" for batch in known["batches"]]
     if "rule" in known:
         known["text"] = RULES[known["rule"]]
@@ -115,10 +127,28 @@ def _series(one: Mapping[str, Any], labs: Labs) -> list[Series]:
     colour = getattr(palette, one.get("colour", "BLACK"))
     if "level" in one:
         y = np.full(2, paper(one["level"]))
-        return [Series("line", "", np.array(one["ends"], float), y, colour, one.get("dash", ":"))]
+        return [
+            Series(
+                "line",
+                "",
+                np.array(one["ends"], float),
+                y,
+                colour,
+                one.get("dash", ":"),
+            )
+        ]
     if "totals" in one:
         quantity, words = getattr(quantities, one["totals"]), one["with"]
-        total, rows = _values(labs[1], quantity, one["by"], one["at"], words), len(one["at"])
+        total, rows = (
+            _values(
+                labs[1],
+                quantity,
+                one["by"],
+                one["at"],
+                words,
+            ),
+            len(one["at"]),
+        )
         return [Series("points", "total, paper-calibrated", total, np.arange(rows) + one["offset"])]
     if "y" in one:
         x = [one.get("times", 1) * paper(value) for value in one["x"]]
@@ -134,7 +164,11 @@ def _curves(one: Mapping[str, Any], labs: Labs) -> list[Series]:
     if "gains" in one:
         shared = {"length": one["length"], "batch": MAX_BATCH[one["length"]]}
         edge = balanced(one["gains"], shared["batch"])
-        at = [*np.round(np.geomspace(1, 200, 28), 1).tolist(), edge, 1.03 * edge]
+        at = [
+            *np.round(np.geomspace(1, 200, 28), 1).tolist(),
+            edge,
+            1.03 * edge,
+        ]
     if by != "op":
         at = sorted({*at, *range(*one.get("range", (0,)))})
     quantity = getattr(quantities, one.get("curves", one.get("bars", "gain")))
@@ -183,7 +217,16 @@ def four_requests(lab: Lab, policy: Policy) -> Analysis:
     scheduler = MicroBatches(policy, **sizes)
     sizes = {"max_tokens": 2048, "max_length": 2048, "max_batch": 4, "num_stages": 2}
     times = BundlePredictor(m.ops, scope="intra_node", **sizes)
-    return Analysis(simulate(requests, Replicas([scheduler], times, (half, m.layers - half))))
+    return Analysis(
+        simulate(
+            requests,
+            Replicas(
+                [scheduler],
+                times,
+                (half, m.layers - half),
+            ),
+        )
+    )
 
 
 def _schedule(analysis: Analysis, title: str, longest: float) -> Chart:
@@ -196,7 +239,11 @@ def _schedule(analysis: Analysis, title: str, longest: float) -> Chart:
             members[key] = members.get(key, "") + name
     names = np.array([members[key] for key in zip(rows["group"], rows["iteration"], strict=True)])
     start, finish = 1e3 * split.times.start, 1e3 * split.times.finish
-    shown = np.where(finish - start > 12 * np.char.str_len(names)[:, None], names[:, None], "")
+    shown = np.where(
+        finish - start > 12 * np.char.str_len(names)[:, None],
+        names[:, None],
+        "",
+    )
     stage, series = np.broadcast_to((0.0, 1.0), start.shape), []
     for kind, colour in KIND_COLOURS.items():
         i = np.asarray(rows["kind"]) == kind
@@ -205,7 +252,16 @@ def _schedule(analysis: Analysis, title: str, longest: float) -> Chart:
         series.append(Series("gantt", kind, *places, colour, start=begun, texts=texts))
     idle = start - 1e3 * split.bubble
     places = (start.ravel(), stage.ravel())
-    series.append(Series("gantt", "bubble", *places, VERMILION, start=idle.ravel(), faint=True))
+    series.append(
+        Series(
+            "gantt",
+            "bubble",
+            *places,
+            VERMILION,
+            start=idle.ravel(),
+            faint=True,
+        )
+    )
     along = Axis("time (ms); LLaMA-13B on two A6000s", ends=(0.0, 1.02 * longest))
     return Chart(title, along, Axis("", rows=("stage 0", "stage 1")), series)
 
@@ -232,11 +288,26 @@ def _pipeline(lab: Lab, reading: str) -> tuple[Chart, Chart]:
         finish, bubble = np.sort(requests, axis=0).T
         count = np.arange(1.0, len(finish) + 1)
         ends[scenario], medians[scenario] = float(finish[-1]), float(np.median(bubble))
-        completed.append(Series("step", name, finish[::20], count[::20], colour, dash))
+        completed.append(
+            Series(
+                "step",
+                name,
+                finish[::20],
+                count[::20],
+                colour,
+                dash,
+            )
+        )
         share = (bubble[::20], count[::20] / len(count))
         bubbles += [] if scenario == TP_ONLY else [Series("step", name, *share, colour, dash)]
     for scenario, factor in ((ORCA, PAPER.orca_over_sarathi), (TP_ONLY, PAPER.tp_over_sarathi)):
-        completed.append(stated([factor * ends[SARATHI]], [10_000], LOOKS[scenario][1]))
+        completed.append(
+            stated(
+                [factor * ends[SARATHI]],
+                [10_000],
+                LOOKS[scenario][1],
+            )
+        )
     ratio = medians[ORCA] / medians[SARATHI]
     title = f"reading: {reading}; medians {ratio:.3g}x (the paper: {PAPER.bubble}x)"
     sizes = (max(0.01, medians[SARATHI] / 20), medians[ORCA] * 4)
@@ -263,7 +334,15 @@ def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> list
         title = f"{title}: {start:.3g} (the paper, dotted: {goal:g})"
         edge = 100 * (goal / start - 1)
         along = Axis("change (%)")
-        charts.append(Chart(title, along, Axis("", rows=order), series, edge=edge))
+        charts.append(
+            Chart(
+                title,
+                along,
+                Axis("", rows=order),
+                series,
+                edge=edge,
+            )
+        )
     return charts
 
 
@@ -316,7 +395,15 @@ def table_4(labs: Sequence[Lab]) -> str:
         if row := re.fullmatch(r"(peak_(13b|33b)_(\dk)_)gain", id):
             cells = [_cell(f"{row[1]}{part}", labs, 2) for part in ("decode", "gain")]
             batch, pd_ratio = (claim.arguments[key] for key in ("batch", "pd"))
-            rows.append([models[row[2]], row[3].upper(), f"{batch}", f"{pd_ratio}:1", *cells])
+            rows.append(
+                [
+                    models[row[2]],
+                    row[3].upper(),
+                    f"{batch}",
+                    f"{pd_ratio}:1",
+                    *cells,
+                ]
+            )
     header = ["model", "length", "batch", "P:D", "decode speedup", "throughput gain"]
     return markdown("Table 4", header, rows)
 

@@ -166,7 +166,11 @@ def fitting_batch(m: Machine, length: int, pp: int = 1, layers: int | None = Non
     """Requests in each of ``pp`` micro-batches, with 0.9 of the memory usable; of a model cut to
     ``layers``."""
     stages = stage_layers(layers or m.layers, pp)
-    return max_batch(kv_capacity_tokens(m.ops.model, m.device, m.ops.tp, stages), length, pp)
+    return max_batch(
+        kv_capacity_tokens(m.ops.model, m.device, m.ops.tp, stages),
+        length,
+        pp,
+    )
 
 
 def batch_ratio(m: Machine, length: int, pp: int = 1, layers: int | None = None) -> float:
@@ -211,7 +215,11 @@ PARTS = {
 """Groups of ops."""
 PD_RANGE = (*range(1, 60), *range(60, 201, 20))
 """P:D from 1 to 200, the range that the paper says it covers (section 6)."""
-BATCHES = {1024: (4, 8, 12, 18), 2048: (4, 6, 8, 10), 3072: (4, 5, 6)}
+BATCHES = {
+    1024: (4, 8, 12, 18),
+    2048: (4, 6, 8, 10),
+    3072: (4, 5, 6),
+}
 """Batch sizes by length: up to the largest batch, and from where P:D = C/(B-1) is at most 200."""
 
 Name = str | int
@@ -299,7 +307,13 @@ def peak_pd(m: Machine, policy: Name) -> float:
 
 def typical_gain(m: Machine) -> float:
     """Median over P:D of the larger one of the :func:`gains` of chunks 256 and 512."""
-    return median(map(max, gains(m, 256).values(), gains(m, 512).values()))
+    return median(
+        map(
+            max,
+            gains(m, 256).values(),
+            gains(m, 512).values(),
+        )
+    )
 
 
 def always_above(m: Machine, policy: Name, other: Name) -> float:

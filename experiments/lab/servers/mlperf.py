@@ -250,7 +250,12 @@ def gaps_ns(seed: int, rate: float, count: int) -> Ints:
     Twister is seeded with the lower half of ``seed``; two of its words are a fraction of 64 bits,
     the first the low one, whose logarithm is an exponential gap of mean 1 / ``rate`` s."""
     twister = np.random.RandomState(seed % 2**32)
-    words = twister.randint(0, 2**32, (count, 2), dtype=np.uint32).astype(np.float64)
+    words = twister.randint(
+        0,
+        2**32,
+        (count, 2),
+        dtype=np.uint32,
+    ).astype(np.float64)
     fraction = np.ldexp(words[:, 0] + np.ldexp(words[:, 1], 32), -64)
     return np.asarray(-np.log(1.0 - fraction) / rate * 1e9, np.int64)
 

@@ -155,7 +155,13 @@ def plan_row(
         found = deploy(check_scenario(scenario, source), source, requests_of)
     except UserError as error:
         raise UserError(str(error).replace(f"{source.file}: ", "")) from None
-    run = Run(run_key(found, NAME), NAME, found.scenario.seed, {}, found.scenario)
+    run = Run(
+        run_key(found, NAME),
+        NAME,
+        found.scenario.seed,
+        {},
+        found.scenario,
+    )
     return run, op_shares(found, row)
 
 
@@ -181,7 +187,15 @@ def simulate_rows(
     runs = {run.key: run for run, _ in planned.values()}
     report = Report(len(runs))
     if runs:
-        sweep = SweepPlan("", "score", "", (), None, tuple(runs.values()), ())
+        sweep = SweepPlan(
+            "",
+            "score",
+            "",
+            (),
+            None,
+            tuple(runs.values()),
+            (),
+        )
         execute(sweep, at.store, at.backend, at.progress, report, at.say)
     failures = ((id, report.failures.get(run.key)) for (_, id), (run, _) in planned.items())
     refused |= {id: failure for id, failure in failures if failure is not None}
@@ -209,7 +223,11 @@ def redrawn(
         return lambda row: draw(described(row), outcomes[row.id], number)
 
     full = [row for row in rows if row.id in outcomes and outcomes[row.id].full]
-    known, _ = simulate_rows(full, {f"draw {n}": drawn(n) for n in range(REDRAWS)}, at)
+    known, _ = simulate_rows(
+        full,
+        {f"draw {n}": drawn(n) for n in range(REDRAWS)},
+        at,
+    )
     found: dict[str, dict[str, Floats]] = {}
     for row in full:
         numbers = [of[row.id].numbers for of in known.values() if row.id in of]
@@ -273,7 +291,11 @@ def stack_sigma(off: Floats, op_draws: Sequence[Floats], share: float = 0.9) -> 
 
 
 def _covered(off: Floats, op_draws: Sequence[Floats], sigma: float) -> float:
-    low, high = np.quantile(np.stack(op_draws) + sigma * normals("stack"), (0.05, 0.95), axis=1)
+    low, high = np.quantile(
+        np.stack(op_draws) + sigma * normals("stack"),
+        (0.05, 0.95),
+        axis=1,
+    )
     return float(np.mean((low <= off) & (off <= high)))
 
 
@@ -298,6 +320,10 @@ def with_bands(
         if times.output_tokens_per_s is not None:
             slower = drawn["latency"] / row.latency_of(times.ttft_ms, times.tpot_ms)
             drawn["throughput"] = times.output_tokens_per_s / slower
-        ends = np.quantile(np.stack([*drawn.values()]), (0.05, 0.95), axis=1).T.tolist()
+        ends = np.quantile(
+            np.stack([*drawn.values()]),
+            (0.05, 0.95),
+            axis=1,
+        ).T.tolist()
         found[row.id] = replace(times, bands=dict(zip(drawn, map(tuple, ends), strict=True)))
     return found

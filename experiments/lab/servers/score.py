@@ -181,5 +181,9 @@ def _between(
         if row.id in found and (far := simulated[name + APART].get(row.id)) is not None:
             near, share = found[row.id], shares[row.id]
             ttft = near.ttft_ms + share * (far.ttft_ms - near.ttft_ms)
-            found[row.id] = near.at(row, ttft, near.tpot_ms + share * (far.tpot_ms - near.tpot_ms))
+            found[row.id] = near.at(
+                row,
+                ttft,
+                near.tpot_ms + share * (far.tpot_ms - near.tpot_ms),
+            )
     return found

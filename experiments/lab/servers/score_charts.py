@@ -96,7 +96,16 @@ def audited_capacities(found: ScoredMlperf) -> Chart:
     ):
         own = np.array([run.stopped == stopped for run in runs])
         ends = (low[own], high[own])
-        series.append(Series("points", name, value[own], rows[own], colour, ends_x=ends))
+        series.append(
+            Series(
+                "points",
+                name,
+                value[own],
+                rows[own],
+                colour,
+                ends_x=ends,
+            )
+        )
     along = Axis("capacity over the measured rate (90 % bands), log scale", log=True)
     return Chart("Audited capacities", along, Axis("", rows=names), series, edge=1.0)
 

@@ -176,7 +176,12 @@ def op_rows(here: Path, op: str, layers: dict[str, int] | None = None) -> OpRows
     """One of our ops (num_tokens, time_us), the sum of ``layers`` (default: its own) at the sizes
     that all of them have."""
     name, column = (BY_SEQUENCE, "sequences") if OPS[op].outputs else (DENSE, "tokens")
-    rows = read_measurements(here / name, labels=("layer",), counts=(column,), times=("time_us",))
+    rows = read_measurements(
+        here / name,
+        labels=("layer",),
+        counts=(column,),
+        times=("time_us",),
+    )
     summed = layers or LAYERS[op]
     parts = []
     for layer, times in summed.items():
@@ -223,7 +228,13 @@ def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]
             f"{path}: row {row}: kv_cache_size {cached[row]} is less than the chunk of "
             f"{chunk[row]} that it must include"
         )
-    prefill = tidy(rows["time_us"], chunk=chunk, context=cached - chunk, batch=1, **heads)
+    prefill = tidy(
+        rows["time_us"],
+        chunk=chunk,
+        context=cached - chunk,
+        batch=1,
+        **heads,
+    )
     rows = attention_rows(path, "decode")
     context = rows["cached"] // rows["size"]
     decode = tidy(rows["time_us"], batch=rows["size"], context=context, **heads)

@@ -196,7 +196,14 @@ def _kernels(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:
         streams["add"] = "add", 3 * hidden
         streams["rope"] = "attn_rope", 2 * (heads + kv_heads) * head_dim
     gemms = [
-        pd.DataFrame({"m": tokens, "n": n, "k": k, "time_us": 1e3 * raw[_median(op)]})
+        pd.DataFrame(
+            {
+                "m": tokens,
+                "n": n,
+                "k": k,
+                "time_us": 1e3 * raw[_median(op)],
+            }
+        )
         for op, (n, k) in shapes.items()
     ]
     return {"gemm": pd.concat(gemms)} | {
@@ -208,7 +215,13 @@ def _kernels(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def prefill(datasets: Path) -> pd.DataFrame:
     """A100 paged attention of one chunk: 32 query and 4 KV heads, after the cached tokens."""
     rows = attention_rows(source_folder(datasets, FOLDER) / _ATTENTION, "prefill")
-    return tidy(rows["time_us"], chunk=rows["size"], context=rows["cached"], batch=1, **_HEADS)
+    return tidy(
+        rows["time_us"],
+        chunk=rows["size"],
+        context=rows["cached"],
+        batch=1,
+        **_HEADS,
+    )
 
 
 def decode(datasets: Path) -> pd.DataFrame:
