@@ -508,7 +508,11 @@ class Rank:
         """Greedy tokens over the parts of the vocabulary that the TP ranks hold."""
         if self._group is None or not len(logits):
             return greedy(logits)
-        best = torch.full((len(logits), 2), float("-inf"), device=logits.device)
+        best = torch.full(
+            (len(logits), 2),
+            float("-inf"),
+            device=logits.device,
+        )
         ids = torch.zeros(len(logits), 2, dtype=torch.int64, device=logits.device)
         if logits.shape[1] >= 2:
             found = logits.float().topk(2, dim=-1)
@@ -526,7 +530,14 @@ class Rank:
         """Send a result to rank 0."""
         if self.back is not None:
             tokens = np.array(result.tokens, np.int32).tobytes()
-            self.back.send_bytes(RESULT.pack(result.index, result.margin, len(tokens)) + tokens)
+            self.back.send_bytes(
+                RESULT.pack(
+                    result.index,
+                    result.margin,
+                    len(tokens),
+                )
+                + tokens
+            )
 
     def send_log(self) -> None:
         """Send the stage's log since the last time to the parent."""

@@ -50,7 +50,11 @@ def wave_fill(blocks: Array, sms: Array) -> Array:
 def split_fill(blocks: Array, sms: Array, most: Array) -> Array:
     """:func:`wave_fill` where a kernel with too few blocks splits each one in up to ``most`` parts.
     Blocks that nearly fill the SMs (80 %) are left alone, as flash-decoding kernels do."""
-    parts = np.clip(np.floor(sms / blocks), 1.0, np.maximum(most, 1.0))
+    parts = np.clip(
+        np.floor(sms / blocks),
+        1.0,
+        np.maximum(most, 1.0),
+    )
     parts = np.where(blocks >= 0.8 * sms, 1.0, parts)
     return np.minimum(wave_fill(blocks * parts, sms), 1.0)
 

@@ -102,7 +102,12 @@ def prefill_us(
 @lru_cache(maxsize=256)
 def _prompts(grid: HeadGrid, heads: int, kv_heads: int, window: float) -> PromptLaw:
     rows = call_rows(grid.heads, np.ones(1), grid.sizes[-1])
-    return PromptLaw(rows, grid.log_us.ravel(), np.array([heads, kv_heads]), window)
+    return PromptLaw(
+        rows,
+        grid.log_us.ravel(),
+        np.array([heads, kv_heads]),
+        window,
+    )
 
 
 def together_us(
@@ -144,7 +149,14 @@ def decode_us(
     near = rows.nearest_kv(heads, kv_heads)
     parts = rows.around(heads / kv_heads * near, near)
     times = (
-        weight * np.log(law.us(rows.heads[row], batch * kv_heads / near, context))
+        weight
+        * np.log(
+            law.us(
+                rows.heads[row],
+                batch * kv_heads / near,
+                context,
+            )
+        )
         for row, weight in parts
     )
     return np.exp(sum(times, np.zeros(1)))
@@ -214,7 +226,12 @@ def fit_decode(rows: pd.DataFrame, by_group: bool = False, window: float = np.in
     known = flat.reshape(len(table), len(batches), len(contexts))
     most = most_decode(known)
     times = np.where(np.isnan(known), np.nan, most)
-    law = DecodeLaw(_heads(table), (batches, contexts), np.log(times), window).expected
+    law = DecodeLaw(
+        _heads(table),
+        (batches, contexts),
+        np.log(times),
+        window,
+    ).expected
     along = [(np.moveaxis(times, axis, 0), np.moveaxis(law, axis, 0)) for axis in (1, 2)]
     for rows_of, expected in along:  # sizes that did not fit the memory
         for at in range(1, len(rows_of)):

@@ -185,7 +185,11 @@ def _filled(cube: GemmCube) -> Array:
         known = ~np.isnan(times[i, j])
         if known.any():
             last = cube.m[known][-1]
-            inside = np.interp(cube.m, cube.m[known], times[i, j, known])
+            inside = np.interp(
+                cube.m,
+                cube.m[known],
+                times[i, j, known],
+            )
             times[i, j] = inside * np.maximum(cube.m / last, 1.0)
     rate = times / (cube.n[:, None, None] * cube.k[None, :, None])
     for axis in (1, 0):

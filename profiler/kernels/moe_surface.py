@@ -313,7 +313,11 @@ def moe_table(rows: pd.DataFrame, gaps: bool = False) -> MoeTable:
 def fit_moe(table: MoeTable, rates: Rates, knots: npt.NDArray[np.intp] | None = None) -> MoeSurface:
     """The surface of a cleaned table, with all token counts as knots, or those of these indices."""
     at = np.arange(len(table.tokens)) if knots is None else knots
-    return MoeSurface(table.shapes, table.tokens[at], table.log_ratio(rates)[:, at])
+    return MoeSurface(
+        table.shapes,
+        table.tokens[at],
+        table.log_ratio(rates)[:, at],
+    )
 
 
 def choose_tokens(table: MoeTable, rates: Rates) -> npt.NDArray[np.intp]:

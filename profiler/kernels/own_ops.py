@@ -134,7 +134,11 @@ class ExpertTimes(RankOp):
         dtype, flat = self.kernels.experts_in, np.ravel(tokens)
         device, spread = self.device.same_chip or self.device.name, self.kernels.expert_distribution
         rates = rates_of(device, dtype, spread)
-        moved = moved_bytes(np.array([self.shape], np.float64), flat, MOE_BYTES[dtype])
+        moved = moved_bytes(
+            np.array([self.shape], np.float64),
+            flat,
+            MOE_BYTES[dtype],
+        )
         if self._wide is not None:
             return self._wide.time_us(tokens), moved.reshape(np.shape(tokens))
         if self._padded:

@@ -186,12 +186,20 @@ class StackAttention:
             least = self._fastest(self._cache_bytes(context))
         else:
             if self.model.latent is not None and self.kernels.stack in _PROJECT_AGAIN:
-                again = np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
+                again = np.where(
+                    context > 0,
+                    self._kv_up(np.maximum(context, 1)),
+                    0.0,
+                )
                 after = pairs = pairs + again
             if self._blocks is not None:
                 other = self._blocks[0]
                 sizes = (prefill_us(other, n, *self._prompt_heads) for n in (chunk, size))
-                again = np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
+                again = np.where(
+                    context > 0,
+                    self._kv_up(np.maximum(context, 1)),
+                    0.0,
+                )
                 after = pairs = np.minimum(pairs, np.maximum(*sizes) + again)
             least = self._decode(np.ones_like(chunk), context + chunk, window)
         return np.where(context > 0, np.maximum(after, least), pairs)
@@ -393,4 +401,10 @@ class StateTimes:
 
     def decode(self, batch: Array) -> Array:
         """A step of ``batch`` sequences."""
-        return decode_us(self._table(f"decode.{STATE}"), batch, np.ones_like(batch), *self.heads, 1)
+        return decode_us(
+            self._table(f"decode.{STATE}"),
+            batch,
+            np.ones_like(batch),
+            *self.heads,
+            1,
+        )

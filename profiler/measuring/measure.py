@@ -273,7 +273,11 @@ class DegreeSession:
                 round(min(self.spent_s - before, room)),
                 max(1, round(room)),
             )
-        self.progress(what, max(1, round(room)), max(1, round(room)))
+        self.progress(
+            what,
+            max(1, round(room)),
+            max(1, round(room)),
+        )
 
     def sustained(self) -> None:
         """Run a layer without a pause for ``sustained_s``: engines run hotter than samples are.
