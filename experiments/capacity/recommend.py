@@ -47,7 +47,7 @@ from .options import Left, Option, Wanted, deployable, named, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
 from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, weigh
-from .search import Crossing, Probed, at_load, race
+from .search import UNBOUNDED, Crossing, Probed, at_load, race
 from .slo import Verdict
 
 FINALISTS = 4
@@ -410,6 +410,8 @@ def _nothing(
         nearest = min(lone, key=lambda name: lone[name])
         reasons = [f"{lone[nearest][1]}, with {nearest}; elsewhere longer"]
     reasons = list(dict.fromkeys(reasons or said.values()))
+    if str(reasons[0]).startswith(UNBOUNDED):
+        return f"--slo {wanted.section.slo}: {reasons[0]}"
     load = "any load" if wanted.rate is None else f"{wanted.rate:g} requests/s"
     listed = "".join(f"\n  {reason}" for reason in reasons[:5])
     return (

@@ -100,6 +100,9 @@ class Probed:
 Search = Generator[list[Probe], list[Probed], T]
 
 
+UNBOUNDED = "the SLO holds under any load"
+
+
 class UnbreakableError(ValueError):
     """No load breaks the SLO."""
 
@@ -419,8 +422,8 @@ def crossing(
             return known
         if up and load >= (like.requests if plan.whole else LARGEST * start):
             raise UnbreakableError(
-                "the SLO holds under any load: limit ttft or latency, too, or give more "
-                f"capacity.requests than {like.requests}"
+                f"{UNBOUNDED}: limit ttft or latency, too, or give more capacity.requests than "
+                f"{like.requests}"
             )
         factor = margin if up else 1 / margin
         guess = load * min(max(_stress(known) ** (-1 / slope), 0.3), 3.0) * factor
