@@ -110,6 +110,12 @@ def attended_within(chunk: Array, context: Array, window: float, edge: float = 0
     return np.asarray(pairs + (edge - 0.5) * chunk)
 
 
+def decode_terms(batch: Array, context: Array) -> Array:
+    """What a decode's attention takes time for, a column each: launch; sequences; one sequence's
+    KV (a serial loop over it); the whole batch's KV."""
+    return np.stack([np.ones_like(batch), batch, context, batch * context], axis=-1)
+
+
 def attn_prefill_us(c: Columns, k: Constants) -> Array:
     """Causal attention of ``batch`` chunks of ``chunk`` tokens, each after ``context`` cached ones.
     ``causal`` is the share of the chunk's own square that the kernel computes (0.5: it skips all

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ..facts.formats import Distribution, Kernels
 from ..facts.model import ModelSpec
 from ..facts.ops import ATTENTION, OPS
+from ..facts.roofline import decode_terms
 from ..storage.folder_lock import FolderBusyError, FolderLock
 from ..storage.strict import UserError
 
@@ -470,7 +471,7 @@ def make_grid(
     if family == "prefill":
         return Surface(coarse, target, _prefill_terms, lambda key: allowed(op, key, limits))
     if family == "decode":
-        return Surface(coarse, target, _decode_terms, lambda key: allowed(op, key, limits))
+        return Surface(coarse, target, decode_terms, lambda key: allowed(op, key, limits))
     return SizeGrid(coarse, target, resolution)
 
 
@@ -485,19 +486,6 @@ def _prefill_terms(chunk: Floats, context: Floats) -> Floats:
             chunk + context,
             pairs,
             full,
-        ],
-        axis=-1,
-    )
-
-
-def _decode_terms(batch: Floats, context: Floats) -> Floats:
-    """Launch; sequences; one sequence's KV; the whole batch's KV."""
-    return np.stack(
-        [
-            np.ones_like(batch),
-            batch,
-            context,
-            batch * context,
         ],
         axis=-1,
     )

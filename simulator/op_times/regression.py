@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, GemmShape
-from sarathi_sim.profiler.facts.roofline import Size, attended, gemm_time_us
+from sarathi_sim.profiler.facts.roofline import Size, attended, decode_terms, gemm_time_us
 from sarathi_sim.profiler.physics.fit import fit_constants
 from sarathi_sim.profiler.physics.residual import Trees, fit_trees
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes
@@ -220,19 +220,6 @@ def _prefill_features(chunk: Floats, context: Floats) -> Floats:
     return np.stack(columns, axis=-1)
 
 
-def _decode_terms(batch: Floats, context: Floats) -> Floats:
-    """Launch; sequences; one sequence's KV (a serial loop over it); the whole batch's KV."""
-    return np.stack(
-        [
-            np.ones_like(batch),
-            batch,
-            context,
-            batch * context,
-        ],
-        axis=-1,
-    )
-
-
 def _decode_features(batch: Floats, context: Floats) -> Floats:
     """Sizes and KV in octaves, the batch itself (waves), and blocks of keys."""
     keys = np.maximum(context, 1)
@@ -254,7 +241,7 @@ def prefill_surface(chunk: Floats, context: Floats, time_s: Floats) -> PhysicalS
 
 def decode_surface(batch: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
     """Attention of a batch of decodes, by their number and mean context."""
-    return PhysicalSurface(batch, context, time_s, Kind(_decode_terms, _decode_features))
+    return PhysicalSurface(batch, context, time_s, Kind(decode_terms, _decode_features))
 
 
 def bundle_times(bundle: Bundle) -> OpTimes:
