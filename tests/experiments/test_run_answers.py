@@ -170,6 +170,8 @@ def test_choices_are_ranked_at_equal_load() -> None:
             *("0.400: chunk 128 and 1 equal", "0.0600: chunk 128 and 1 equal"),
         ),
     ]
+    table.loc[6:, "steady.state"] = "overloaded"
+    assert sweep_section(of(table, [RATE, CHUNK, "seed"])).tables[0].rows[1][2] == "-"
     single = table[::3].iloc[::2].assign(**{"steady.state": ["steady", "overloaded"]})
     alone = sweep_section(of(single, [RATE]))
     assert alone.question == "What does the rate do to throughput and latencies?"
