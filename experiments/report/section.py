@@ -175,7 +175,8 @@ class Chart:
         columns = [getattr(one, which) for one in self.series]
         every = np.concatenate([*columns, *(end for pair in ends for end in pair or ())])
         low, high = (
-            end or own for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
+            own if end is None else end
+            for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
         )
         width = max(float(scale(high) - scale(low)), 1e-12)
         return length * (0.05 + 0.9 * (scale(values) - scale(low)) / width)

@@ -313,6 +313,9 @@ def test_a_text_stands_where_it_hides_nothing_or_nowhere() -> None:
     for one, other in combinations(kept, 2):
         across, up = np.abs(one - other)
         assert across >= 4 * 6.5 or up >= 14
+    one = Series("points", "", [8.0, 9.0], [1.0, 1.0], texts=["a text", ""])
+    chart = Chart("t", Axis("x", ends=(0.0, None)), Axis("y"), [one])
+    assert chart.text_places()[0][0] == (0, 12), "the axis begins far to the left of it"
 
 
 def test_a_chart_is_drawn_as_its_data_say() -> None:
