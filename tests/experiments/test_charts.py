@@ -300,6 +300,9 @@ def test_a_chart_is_there_in_words_too(kind: str) -> None:
     assert chart.alt[0].startswith("Parts: ") and len(chart.alt) == 3
     said = files([chart])["svg"].decode()
     assert all(line.replace("&", "&amp;") in said for line in chart.alt)
+    share = Series("step", "a", [2.0], [0.5])
+    in_percent = Chart("t", Axis("x"), Axis("share (%)", shares=True), [share])
+    assert in_percent.alt[1] == "a: 50.00 at 2.00"
 
 
 def test_a_text_stands_where_it_hides_nothing_or_nowhere() -> None:
