@@ -179,8 +179,6 @@ def sweep(
       sarathi-sim sweep pd_sweep --out runs/pd_sweep --resume --workers 4
       sarathi-sim sweep pd_sweep --workers tcp://127.0.0.1:8786
     """
-    import pandas as pd
-
     from .report.run_answers import read_sweep_section
     from .sweeps.execute import Report, execute, failed_runs
     from .sweeps.plan import plan_sweep
@@ -202,15 +200,14 @@ def sweep(
                     "sweep with the same command and --resume"
                 )
             raise
-        section = read_sweep_section(folder)[1] if report.finished else None
-        table = pd.read_parquet(folder / RESULTS) if report.finished else None
+        swept, section = read_sweep_section(folder) if report.finished else (None, None)
         say(report.line(backend.workers))
     content = {"runs": report.total, "finished": report.finished, "failures": report.failures}
     failures = failed_runs(report, store.folder / "failed")
     return Result(
         content,
         section,
-        table=table,
+        table=swept and swept.table,
         written=written(out, folder),
         rest=RESULTS,
         failures=failures,
