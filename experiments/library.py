@@ -637,7 +637,8 @@ def recommend(
             tbt_limit_s=None if slo is None else limit_of(slo, "p99", "tbt_s"),
             progress=lambda done, total: progress("simulations", done, total),
         )
-        return Result(content | chunk_section(content).words(), chunk_section(content))
+        answer = chunk_section(content)
+        return Result(content | answer.words(), answer)
     if slo is None:
         raise UserError("--slo: is missing: such as 'p99 ttft 1s, p99 tbt 50ms'")
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
