@@ -1,5 +1,5 @@
 """An answer as data: a section with its tables and charts. :mod:`.render` shows it in the terminal,
-as JSON, Markdown and HTML."""
+as JSON and Markdown, :mod:`.page` as HTML."""
 
 from __future__ import annotations
 
