@@ -430,12 +430,11 @@ def plot(
     from .results import read_summary
     from .run.compare import labelled_tables
 
-    found = labelled_tables(paths)
-    tables = {label: table for label, (_, _, table) in found.items()}
+    tables = {label: table for label, (_, _, table) in labelled_tables(paths).items()}
     with result_folder(target, FIGURES_FORMAT) as folder:
         write_summary(folder, FIGURES_FORMAT, {"plotted": sorted(tables)})
-        heads = {where: read_summary(where) for where, _, _ in found.values()}
-        draw_all(run_charts(tables), folder / "figures", progress, heading_of(*heads.values()))
+        heading = heading_of(*map(read_summary, paths))
+        draw_all(run_charts(tables), folder / "figures", progress, heading)
     return Result({}, written=[target])
 
 
