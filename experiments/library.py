@@ -43,6 +43,7 @@ from .options import (
     further,
     in_a_paragraph,
     named,
+    refuse_options,
     written,
 )
 from .report.section import Result, Section, Table, sentence
@@ -525,9 +526,12 @@ def capacity(
 
     how = (workers, progress, say)
     if sensitivity:
-        factors = [*filter(None, listed(only))]
-        rest: dict[str, Any] = {"only": factors, "metrics": metrics, "replications": replications}
-        asked = read_sensitivity(config, changes, workload, by=by, **rest)
+        others = {"no-bands": not bands, "prices": prices, "refine": refine}
+        refuse_options(others, "with --sensitivity")
+        names = [*filter(None, listed(only))]
+        asked = read_sensitivity(
+            config, changes, workload, by=by, only=names, metrics=metrics, replications=replications
+        )
         found = _searched(
             *(SENSITIVITY_FORMAT, (out, f"{asked.draft.header.name}_sensitivity"), asked.section),
             *(how, lambda lab: changed(lab, asked), sensitivity_section),
@@ -535,6 +539,8 @@ def capacity(
         )
         found.table = table_of(found)
         return found
+    own = {"by": by != 0.1, "only": only, "metric": metrics, "replications": replications != 3}
+    refuse_options(own, "without --sensitivity")
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
     for option in options:
@@ -608,25 +614,18 @@ def recommend(
     from .report.capacity_answers import chunk_section, recommend_section
 
     chosen = further(Choosing, changes)
-    if policy is None and chosen.profiles is not None:
-        raise UserError("--set profiles: has no effect without --policy")
-    if policy is not None:
+    if policy is None:
+        refuse_options({"set profiles": chosen.profiles}, "without --policy")
+    else:
         from .capacity.slo import limit_of
         from .run.machine import advise, machine_of
         from .run.traffic import demand_of
 
-        unused: dict[str, object] = {
-            "rate": rate,
-            "stack": stack,
-            "dtype": dtype,
-            "pools": pools,
-        }
+        unused: dict[str, object] = {"rate": rate, "stack": stack, "dtype": dtype, "pools": pools}
         unused |= {"budget": budget, "speculation": speculation, "out": out not in (None, RUNS)}
         for name, default in vars(Choosing()).items():
             unused[f"set {name}"] = name != "profiles" and getattr(chosen, name) != default
-        for name, value in unused.items():
-            if value:
-                raise UserError(f"--{name}: has no effect with --policy {policy}")
+        refuse_options(unused, f"with --policy {policy}")
         if workload is None or gpus is None:
             raise UserError(f"--policy {policy}: needs --workload and --gpus")
         machine = machine_of(model, ",".join(listed(device)), gpus, chosen.profiles)

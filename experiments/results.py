@@ -229,11 +229,7 @@ def csv_bytes(table: Table) -> bytes:
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
     """A file of JSON with the version of its fields, in which NaN and infinities are null."""
-    text = json.dumps(
-        {**to_json(content), "schema": SCHEMA},
-        indent=2,
-        allow_nan=False,
-    )
+    text = json.dumps({**to_json(content), "schema": SCHEMA}, indent=2, allow_nan=False)
     return f"{text}\n".encode()
 
 
