@@ -208,7 +208,7 @@ def sweep(
     return Result(
         content,
         section,
-        table=swept and swept.table,
+        table=None if swept is None else swept.table,
         written=written(out, folder),
         rest=RESULTS,
         failures=failures,
