@@ -56,9 +56,9 @@ def test_user_errors(
     arguments: list[str],
     expected: str,
 ) -> None:
-    config = str(write_config(SMALL))
+    write_config(SMALL)
     monkeypatch.chdir(tmp_path)
-    done = called(*(config if a == "CONFIG" else a for a in arguments), code=2)
+    done = called(*arguments, code=2)
     assert expected in " ".join(done.stderr.split())
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
