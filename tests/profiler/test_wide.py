@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.lab.sources import aiconfigurator as kernel_tables
@@ -29,9 +30,10 @@ from sarathi_sim.profiler.kernels.moe_surface import MoeSurface, MoeTable, Rates
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stored
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.kernels.wide_times import MODES
+from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.op_times.modelled import modelled_times
-from tests.sampled import put_table
+from tests.sampled import needs_datasets, put_table
 
 R1 = load_model("deepseek-r1")
 #: GB200 has four GPUs in a node, and NVLink between them and the others of its rack.
@@ -145,6 +147,21 @@ def test_a_gap_is_filled_by_the_expected_time() -> None:
     ratio = clean.log_ratio(rates)
     assert clean.time_us[0, :2].tolist() == [50, 60] and ratio[0, 2] == pytest.approx(ratio[0, 1])
     assert ratio[1, 0] == pytest.approx(ratio[1, 1])
+
+
+@pytest.mark.parametrize("device", ["h100-80g-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200"])
+def test_every_table_ships_with_its_held_out_errors(device: str) -> None:
+    for stack in ("sglang", "trtllm"):
+        spec = load_stack(device, stack)[0]
+        wide = {name: fit for name, fit in spec.kernels.items() if name.startswith("wide.")}
+        assert wide and all(fit.left_out and fit.version for fit in wide.values())
+        own = {"sglang": "low_latency_experts", "trtllm": "even"}[stack]
+        assert any(name.startswith(f"wide.{own}.") for name in wide)
+        errors = [
+            left.median_pct for name, fit in wide.items() for kind, left in fit.left_out.items()
+            if kind in ("between", "sizes") and "normal.nodes" not in name
+        ]  # fmt: skip
+        assert max(errors) < 7, "token counts are interpolated"
 
 
 # Op times ---------------------------------------------------------------------------------------
@@ -419,16 +436,64 @@ def test_sglang_on_hopper_has_other_kernels_for_latent_attention() -> None:
     assert "trtllm's where" not in gb200.provenance()["attn_prefill"].mark
 
 
-# A decode step of a rank beside measured ones: InferenceX's disaggregated runs of DeepSeek-R1 on
-# GB200 of 2026 (TPOT without drafts), TensorRT-LLM in fp8 blocks. A rank decodes the clients
-# divided by the ranks, at a mean context of the prompt and half of the output. Nothing is fitted to
-# them, and no host is added
+@needs_datasets
+def test_prompts_of_sglangs_ranks_on_hopper_are_no_absorbed_ones() -> None:
+    """Whole blocks on an H200 (SGLang 0.5.10, FlashAttention 3, 128 heads), less their GEMMs."""
+    table = "aiconfigurator/h200_sxm/mla/sglang/0.5.10/wideep_context_mla_perf.parquet"
+    rows = pd.read_parquet(public_datasets() / table)
+    rows = rows[(rows["kernel_source"] == "fa3") & (rows["num_heads"] == 128)]
+    rows = rows[(rows["batch_size"] == 1) & rows["isl"].between(2048, 16384)].sort_values("isl")
+    chunk = rows["isl"].to_numpy(np.float64)
+    ranks = Kernels("sglang", "fp8_block", "fp8", expert_parallel=True, dp=8)
+    wide, alone = (StackTimes("h200-sxm", k, R1, 1) for k in (ranks, replace(ranks, dp=1)))
+    gemms = [wide.by_rows(op, chunk) for op in ("preproj", "q_up", "kv_up", "postproj")]
+    rest = 1e3 * rows["latency"].to_numpy() - sum(gemms)
+    ratio = rest / wide.prefill(chunk, np.zeros_like(chunk))
+    assert len(chunk) == 4 and 0.835 < ratio.min() < 0.845 and 1.255 < ratio.max() < 1.265
+    own = (alone.prefill(chunk, np.zeros_like(chunk)) / rest)[chunk >= 4096]
+    assert own.min() > 3.45 and own.max() < 4.1
 
-#: Ranks, prompt, clients, milliseconds.
-MEASURED = [
-    (32, 1024, 256, 15.33), (32, 1024, 1127, 19.55), (16, 1024, 2151, 28.49),
-    (16, 8192, 615, 23.08), (16, 8192, 1229, 27.14), (8, 1024, 6144, 78.05),
-]  # fmt: skip
+
+# A decode step of a rank beside measured ones: InferenceX's disaggregated runs of DeepSeek-R1 on
+# GB200 of 2026 (TPOT without drafts). A rank decodes the clients divided by the ranks, at a mean
+# context of the prompt and half of the output. Nothing is fitted to them, and no host is added
+
+
+#: By engine and format of the experts: (ranks, prompt, clients, milliseconds).
+MEASURED: dict[str, list[tuple[int, int, int, float]]] = {
+    "trtllm fp8_block": [
+        (32, 1024, 256, 15.33), (32, 1024, 1127, 19.55), (16, 1024, 2151, 28.49),
+        (16, 8192, 615, 23.08), (16, 8192, 1229, 27.14), (8, 1024, 6144, 78.05),
+    ],
+    "sglang fp8_block": [
+        (32, 1024, 1024, 17.90), (32, 1024, 2048, 20.90), (32, 1024, 4096, 26.64),
+        (32, 1024, 6144, 32.28), (48, 1024, 1024, 16.24), (48, 1024, 2048, 18.36),
+        (48, 1024, 4096, 23.49), (8, 1024, 4096, 60.99),
+    ],
+    "sglang nvfp4": [
+        (32, 1024, 512, 14.68), (32, 1024, 2048, 16.98), (32, 1024, 4096, 21.67),
+        (48, 1024, 2048, 15.96), (48, 1024, 4096, 17.78),
+    ],
+    "trtllm nvfp4": [
+        (32, 1024, 666, 12.64), (32, 1024, 2048, 17.44), (16, 8192, 2253, 26.33),
+        (8, 1024, 4301, 42.63),
+    ],
+}  # fmt: skip
+
+
+def kernels_of(engine: str, dtype: str, ranks: int) -> Kernels:
+    """The recipes' kernels: DeepEP with 32 copies of experts, or TensorRT-LLM's exchange. Attention
+    of NVIDIA's FP4 checkpoints is in bf16."""
+    layer, moe = ("bf16", "nvfp4") if dtype == "nvfp4" else ("fp8_block", None)
+    if engine == "sglang":
+        return Kernels(
+            "sglang", layer, "fp8", moe, expert_parallel=True, moe_a2a_backend="deepep",
+            dp=ranks, redundant_experts=32,
+        )  # type: ignore[arg-type]  # fmt: skip
+    return Kernels(
+        "trtllm", layer, "fp8", moe, expert_parallel=True, moe_a2a_backend="nvlink_one_sided",
+        dp=ranks,
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
 def step_ms(times: StackTimes, batch: float, context: float) -> float:
@@ -443,9 +508,38 @@ def step_ms(times: StackTimes, batch: float, context: float) -> float:
     return float(R1.num_layers * layer + head) / 1e3
 
 
-def test_a_step_takes_as_long_as_on_a_server() -> None:
-    off = []
-    for ranks, prompt, clients, measured in MEASURED:
-        times = StackTimes("gb200", replace(NVLINK, dp=ranks), R1, 1)
-        off.append(step_ms(times, clients / ranks, prompt + 512) / measured - 1)
-    assert np.abs(off).mean() < 0.06 and abs(np.mean(off)) < 0.03, off
+def errors(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    engine, dtype = name.split()
+    found = []
+    for ranks, prompt, clients, measured in MEASURED[name]:
+        times = StackTimes("gb200", kernels_of(engine, dtype, ranks), R1, 1)
+        found.append(step_ms(times, clients / ranks, prompt + 512) / measured - 1)
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "bias"),
+    [
+        ("trtllm fp8_block", 0.06, 0.03),
+        ("sglang fp8_block", 0.20, 0.19),
+        ("sglang nvfp4", 0.10, 0.08),
+        ("trtllm nvfp4", 0.40, 0.40),
+    ],
+)
+def test_a_step_takes_about_as_long_as_on_a_server(name: str, mean: float, bias: float) -> None:
+    """TensorRT-LLM in fp8 blocks by 4 %; its FP4 kernels of the tables are slower than a server's
+    (CuTe DSL's are in no table). SGLang's in fp8 blocks are 8 % too short with 32 sequences a rank,
+    25 % with 128 and more: until its GEMMs were taken from TensorRT-LLM's table its own, twice as
+    slow, made up for that."""
+    off = errors(name)
+    assert np.abs(off).mean() < mean and abs(off.mean()) < bias, off
+
+
+def test_experts_divided_among_the_ranks_of_one_group_are_another_system() -> None:
+    """What was known before: every rank of a group has all tokens, and divides each expert. 128
+    sequences of each of 32 ranks are 4,096 rows there; measured were 26.6 ms a step."""
+    wide = StackTimes("gb200", kernels_of("sglang", "fp8_block", 32), R1, 1)
+    tokens = np.array([4096.0])
+    divided = StackTimes("gb200", Kernels("sglang", "fp8_block", "fp8"), R1, 32)
+    assert 58 * divided.by_rows(MOE, tokens)[0] > 2 * 58 * wide.by_rows(MOE, tokens)[0]
+    assert wide.by_rows(ALL_TO_ALL, np.array([128.0]))[0] > 0

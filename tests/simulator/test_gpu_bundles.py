@@ -3,6 +3,7 @@ layers beside their ops, and the regressions on points left out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sarathi_sim.profiler.bundle.schema import (
     list_bundles,
     load_bundle,
 )
+from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import Kernels, Stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
@@ -90,6 +92,19 @@ def test_gemms_in_fp8_take_what_published_kernels_take(name: str) -> None:
     assert abs(to_bf16["lm_head"] - 1) < 0.01  # it is in bf16 in both
 
 
+def test_two_models_share_the_times_of_equal_shapes() -> None:
+    """Llama 3 8B and Qwen3 8B have the same QKV, output and attention. Measured a day apart, each
+    is within 2 % in the median, and nine in ten within 10 %."""
+    llama, qwen = (bundle((H100, model, 1)) for model in ("llama-3-8b", "qwen3-8b"))
+    meta = replace(qwen.meta, model="llama-3-8b", model_spec=llama.meta.model_spec)
+    renamed = Bundle(meta, **qwen.tables())
+    found = ratios(llama, renamed)
+    for op in ("preproj", "postproj", PREFILL, DECODE):
+        low, middle, high = found[op].quantile([0.05, 0.5, 0.95])
+        assert len(found[op]) > 75 and abs(middle - 1) < 0.02, op
+        assert low > 0.9 and high < 1.1, op
+
+
 @pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
 def test_decodes_by_cudnn_take_what_published_kernels_take(stack: Stack) -> None:
     """Within 10 % in the median; by xformers, which runs FlashAttention 2 on this GPU, half as long
@@ -99,6 +114,30 @@ def test_decodes_by_cudnn_take_what_published_kernels_take(stack: Stack) -> None
         ours = bundle((device, "llama-13b", 1))
         theirs = asked_at(StackTimes("h200-sxm", Kernels(stack), ours.meta.model_spec, 1), ours)
         assert low < ratios(theirs, ours)[DECODE].median() - 1 < high
+
+
+@pytest.mark.parametrize("model", ["llama-13b", "llama-3-8b"])
+def test_two_machines_measured_the_same(model: str) -> None:
+    """At the same sizes, each op within 3 % in the median, and nine in ten within 10 %."""
+    first, second = (bundle((device, model, 1)) for device in TWO_HOURS)
+    found = ratios(first, second)
+    assert {PREFILL, DECODE, *first.meta.model_spec.gemms(1)} <= found.keys()
+    for op, ratio in found.items():
+        assert abs(ratio.median() - 1) < 0.03, op
+        assert ratio.quantile(0.05) > 0.9 and ratio.quantile(0.95) < 1.1, op
+
+
+@pytest.mark.parametrize("model", ["llama-13b", "llama-3-8b"])
+def test_an_h100_is_an_h200_with_slower_memory(model: str) -> None:
+    """Attention of prompts within 5 % of an H200's in the median. The LM head, which reads its
+    weights, takes longer by the copies' ratio (1.40), within 5 % of it at the fewest tokens."""
+    slow, fast = bundle((H100, model, 1)), bundle(("h200-dense", model, 1))
+    assert abs(ratios(fast, slow)[PREFILL].median() - 1) < 0.05
+    copies = [load_device(ROOT / f"{name}.yaml").memory_bandwidth for name in ("h200-dense", H100)]
+    heads = [
+        b.linear[b.linear.op == "lm_head"].set_index("num_tokens").time_us for b in (slow, fast)
+    ]
+    assert heads[0][1] / heads[1][1] == pytest.approx(copies[0] / copies[1], rel=0.05)
 
 
 @pytest.mark.slow
