@@ -2,13 +2,14 @@
 
 Sweeps of sixty runs are killed (the parent, one of its workers, or the whole process group) and
 gone on with by ``--resume``. In the end every file must be as in a sweep that nothing happened to,
-and ten seconds after a parent's death none of its workers may be left. The exit code is 1 after any
-failure, and the folder is kept then. For Linux.
+and ten seconds after a parent's death none of its processes may be left, at any remove. The exit
+code is 1 after any failure, and the folder is kept then. For Linux.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -50,22 +51,43 @@ def finish(process: subprocess.Popen[str]) -> str:
         _, errors = process.communicate(timeout=HANG_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         return "hangs"
     return f"exit code {process.returncode}: {errors[-300:]}" if process.returncode else ""
 
 
-def disturb(process: subprocess.Popen[str], target: str, after_s: float) -> str:
-    """Kill a sweep's ``target`` after a while; what is wrong then."""
-    time.sleep(after_s)
-    workers = children(process.pid)
+def left(scratch: Path) -> list[int]:
+    """Processes that a sweep in this folder has started, at any remove."""
+    found, mark = [], f"SARATHI_SIM_CACHE={scratch / 'cache'}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def disturb(folder: Path, target: str, after_s: float) -> tuple[str, bool]:
+    """Start or go on, and kill the ``target`` after a while; what is wrong then, and whether there
+    was still something to kill."""
+    process, moment = start(folder), time.monotonic() + after_s
+    workers: list[int] = []
+    while process.poll() is None and (
+        time.monotonic() < moment or (target == "worker" and not workers)
+    ):
+        time.sleep(0.01)
+        workers = children(process.pid)
+    if process.poll() is not None:
+        return finish(process), False
     if target == "worker":
-        if workers:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(random.choice(workers), signal.SIGKILL)
-        return finish(process)
-    if process.poll() is None:
-        (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGKILL)
-    process.communicate()
-    return "" if gone(workers, GONE_S) else f"processes {workers} are left after {GONE_S} s"
+        return finish(process), True
+    (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGKILL)
+    process.wait()  # who is left holds its stderr
+    if gone(left(folder.parent), GONE_S):
+        process.communicate()
+        return "", True
+    return f"processes {left(folder.parent)} are left after {GONE_S} s", True
 
 
 def main() -> int:
@@ -80,16 +102,20 @@ def main() -> int:
     began = time.monotonic()
     wrong.append(finish(start(scratch / "undisturbed")))
     takes_s, expected = time.monotonic() - began, tree(scratch / "undisturbed")
+    assert len(list((scratch / "undisturbed" / "runs").iterdir())) == 60
     while counts.total() < options.kills and not any(wrong):
         folder = scratch / f"sweep{counts.total()}"
         for _ in range(random.choice((1, 1, 2, 3))):
-            target, after_s = random.choice(TARGETS), random.uniform(0, takes_s)
-            counts[target] += 1
-            wrong.append(disturb(start(folder), target, after_s))
+            target = random.choice(TARGETS)
+            said, hit = disturb(folder, target, random.uniform(0, takes_s))
+            counts[target] += hit
+            wrong.append(said)
         wrong.append(finish(start(folder)))
         wrong.append("" if tree(folder) == expected else f"{folder}: other files than undisturbed")
         if not any(wrong):
             shutil.rmtree(folder)
+    if here := left(scratch):
+        wrong.append(f"processes {here} are left at the end")
     said = "; ".join(filter(None, wrong)) or "every file as undisturbed"
     print(f"seed {options.seed}, {dict(counts)}: {said}")  # noqa: T201
     if not any(wrong):

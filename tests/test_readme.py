@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
 from sarathi_sim.experiments.run.experiment import simulate_all
 from tests.patience import PATIENCE_S
 from tests.policies import by_hand
+from tests.simulator import oracle
+from tests.simulator.oracle import assert_bitwise_equal
 from tests.test_architecture import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +30,34 @@ def blocks(language: str) -> list[str]:
     """Of the page about policies; before them the README's configuration."""
     found = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     return [*re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[:1], *found][language != "yaml" :]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("free_pool", [False, True])
+def test_the_example_policy(monkeypatch: pytest.MonkeyPatch, lazy: bool, free_pool: bool) -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("python")[0], names)
+    monkeypatch.setitem(oracle.POLICIES, "prefill_first", names["PrefillFirst"]())
+    system = oracle.System(
+        policy="prefill_first",
+        layers=(2, 1, 2),
+        max_in_flight=3,
+        lazy=lazy,
+        free_pool=free_pool,
+        requests=oracle.make_requests(60, seed=4, rate=50.0),
+    )
+    records = system.fast()
+    assert_bitwise_equal(records, system.textbook())
+    columns = records.replicas[0].iterations
+    assert not ((columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)).any()
+
+
+def test_the_example_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(blocks("yaml")[0], encoding="utf-8")
+    assert set(load_experiment(path).scenarios) == {"orca", "sarathi"}
+    shipped = yaml.safe_load(blocks("yaml")[0])
+    assert shipped["name"] in shipped_configs()
 
 
 def test_the_example_policy_in_a_file_of_ones_own(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.run.traffic import is_trace
 from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.storage.files import public_datasets
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load import requests as wl
 from sarathi_sim.simulator.load.requests import describe_workload, peak_rate, shared_tokens
 from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from tests.experiments.small_config import called, refused
+from tests.sampled import needs_datasets
 
 SOURCE = Source("here.yaml", "one", {}, ())
 SCENARIO = {"model": "m", "device": "d", "policy": {"name": "orca"}}
@@ -61,6 +63,12 @@ def test_uniform_lengths_and_exponential_gaps() -> None:
     gaps = np.diff(wl.poisson_arrivals(100_000, 2.0, wl.stream(1, "arrivals")), prepend=0.0)
     share = np.arange(1, len(gaps) + 1) / len(gaps)
     assert np.abs(share - (1 - np.exp(-2.0 * np.sort(gaps)))).max() < 0.01
+
+
+@given(seeds, lengths, st.integers(0, 5000))
+def test_uniform_bounds(seed: int, low: int, span: int) -> None:
+    found = wl.uniform_lengths(50, low, low + span, wl.stream(seed, "lengths"))
+    assert low <= found.min() <= found.max() <= low + span
 
 
 @given(st.lists(st.integers(2, 100_000), min_size=1), st.floats(0.01, 1000))
@@ -347,6 +355,14 @@ def test_forms_of_tools_and_logs(
     assert trace.output.tolist() == [44, 109]
     found = None if trace.arrival_s is None else trace.arrival_s.tolist()
     assert found == (None if arrival is None else pytest.approx(arrival, abs=1e-6))
+
+
+@needs_datasets
+def test_the_azure_trace_loads_as_it_is() -> None:
+    trace = read_trace(public_datasets() / "traces" / "AzureLLMInferenceTrace_conv_2023.csv")
+    assert (len(trace), trace.prompt[0], trace.output[0]) == (19366, 374, 44)
+    assert trace.arrival_s is not None and trace.arrival_s[0] == 0
+    assert trace.arrival_s[-1] == pytest.approx(3501.721937)
 
 
 def test_a_trace_may_name_users(tmp_path: Path) -> None:

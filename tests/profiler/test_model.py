@@ -325,6 +325,15 @@ def test_every_shipped_device_loads_under_its_own_name() -> None:
     assert [load_device(name).name for name in list_devices()] == list_devices()
 
 
+def test_memory_is_decimal_on_the_data_sheet_and_another_number_to_the_driver() -> None:
+    assert load_device("a100-80g-sxm").memory_bytes == 80e9
+    assert load_device("a6000").memory_bytes == 48e9
+    assert load_device("rtx-4090").reported_bytes == 25_250_627_584
+    assert load_device("a100-80g-sxm").reported_bytes == pytest.approx(79.15 * 2**30, rel=1e-3)
+    for name in list_devices():
+        assert load_device(name).reported_bytes is not None, name
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -238,6 +238,27 @@ def test_seconds_are_a_hard_limit(tmp_path: Path) -> None:
         measured(tmp_path)
 
 
+@pytest.mark.slow
+def test_the_announced_time_holds_the_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: every sample takes the flush's 10 s and next to nothing."""
+    timer = timing.Timer.__init__
+
+    def slow(self: Any, *args: Any, **more: Any) -> None:
+        timer(self, *args, **more)
+        self.flush_s = 10.0
+
+    monkeypatch.setattr(timing.Timer, "__init__", slow)
+    lines: list[str] = []
+    with fake_cuda.pretend():
+        measured(tmp_path, lines)
+    (announced,) = [line for line in lines if "coarse points" in line]
+    points = 8 * 3 + 2 + 2 * 3
+    seconds = float(announced.split("take about ")[1].split(" s")[0])
+    assert seconds == pytest.approx(points * 3.5 * 10, rel=0.01)
+
+
 @pytest.mark.parametrize("flush", ["write", "read", "rotate"])
 def test_each_way_to_make_the_cache_cold(flush: Any) -> None:
     with fake_cuda.pretend() as gpu:

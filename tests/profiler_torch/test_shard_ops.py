@@ -87,9 +87,10 @@ def shapes(inputs: Any) -> list[Any]:
 
 
 @MODELS
-def test_every_point_runs(model: ModelSpec) -> None:
+@pytest.mark.parametrize("tp", [1, 2])
+def test_every_point_runs(model: ModelSpec, tp: int) -> None:
     """Each op's smallest and largest, and all designed points."""
-    ops = isolated(model, 2)
+    ops = isolated(model, tp, repeats=2)
     largest = {"attn_prefill": (32, 64), "attn_decode": (8, 95), "lm_head": (8,)}
     points = [(op, (1, 0) if op.startswith("attn") else (1,)) for op in LOCAL]
     points += [(op, largest.get(op, (64,))) for op in LOCAL]
@@ -98,7 +99,7 @@ def test_every_point_runs(model: ModelSpec) -> None:
         for op, key in points:
             timing = ops.measure(op, key)
             assert timing.time_us is not None, (op, key, timing.note)
-            assert timing.time_us > 0 and timing.samples
+            assert timing.time_us > 0 and timing.samples >= 2
 
 
 @MODELS

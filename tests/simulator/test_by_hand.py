@@ -278,6 +278,20 @@ def test_one_request_alone(stages: int) -> None:
     assert (idle == (stages - 1) * work * UNIT).all()
 
 
+def test_pipeline_of_equal_batches_has_no_bubbles() -> None:
+    """Closed form: with as many equal micro-batches as stages, a stage never waits in between."""
+    stages, output = 4, 6
+
+    def constant(batch: Batch) -> tuple[float, float, float, float]:
+        return 3 * UNIT, 0.0, 0.0, 0.0
+
+    records = run(Orca(), [(2, output)] * stages, constant, stages, max_batch=1)
+    assert records.end_s == (stages * output + stages - 1) * 3 * UNIT
+    rows = Analysis(records).ledger
+    assert (rows["busy_s"] == stages * output * 3 * UNIT).all()
+    assert rows[["pb1_s", "pb2_s", "pb3_s", "equal_s", "no_work_s"]].to_numpy().sum() == 0
+
+
 def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:
     def sends(batch: Batch) -> tuple[float, float, float, float]:
         return (*predict(batch)[:3], 3 * UNIT)

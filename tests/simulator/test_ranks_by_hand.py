@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
 from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.pool import Pool, PoolPolicy
@@ -142,3 +143,9 @@ def test_trtllm_chooses_the_rank_with_the_fewest_prompt_tokens_of_those_with_roo
     assert [balancer.send(each) for each in sent] == [0, 1, 1, 0, 1]
     balancer.ended(0, sent[0])
     assert [balancer.send(request(id, 90, 5)) for id in (5, 6, 7)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("keys", [{"timeout_iters": 0}, {"timeout_iters": -1}])
+def test_a_balance_that_never_starts_a_prompt_is_refused(keys: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="timeout_iters must be at least 1"):
+        trtllm(**keys)

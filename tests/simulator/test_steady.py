@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,31 @@ def test_a_ratio_of_latencies_of_an_overloaded_run_is_no_number() -> None:
     assert rows["latency"]["difference"] == ""
 
 
+SHORTEST = """
+from sarathi_sim.policies.policy import named
+
+
+@named("shortest_first")
+class ShortestFirst:
+    pooled = True
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.max_num_seqs = max_num_seqs
+
+    @staticmethod
+    def order(sequence):
+        return sequence.prompt_tokens
+
+    def plan(self, pool):
+        pool.decodes_all()
+        while pool.waiting and len(pool.running) < self.max_num_seqs:
+            first = pool.waiting[0]
+            if first.stale or pool.blocks.need(first, first.target) > pool.blocks.free:
+                break
+            pool.admit(first, first.target)
+"""
+
+
 @pytest.mark.parametrize(
     ("changes", "state"),
     [
@@ -178,9 +204,15 @@ def test_a_ratio_of_latencies_of_an_overloaded_run_is_no_number() -> None:
         ({"disaggregation.decode.policy.max_num_seqs": 64}, "steady"),
         # 300 tokens of 131 kB take 0.39 s of a link of 0.1 GB/s, which 6 requests a second need.
         ({"disaggregation.handover.bandwidth": 1e8}, "overloaded"),
+        # Served are about 0.5 a second, the shortest first; the mean delay falls from block to
+        # block.
+        ({"workload.arrivals.rate": 0.2}, "steady"),
+        ({"workload.arrivals.rate": 1}, "overloaded"),
     ],
 )
-def test_requests_that_wait_between_two_pools(changes: dict[str, Any], state: str) -> None:
+def test_requests_that_wait_between_two_pools_or_are_overtaken(
+    tmp_path: Path, changes: dict[str, Any], state: str
+) -> None:
     config: dict[str, Any] = {
         **{"name": "x", "model": "llama-3-8b", "device": "a100-80g-sxm"},
         "workload": {
@@ -192,6 +224,12 @@ def test_requests_that_wait_between_two_pools(changes: dict[str, Any], state: st
         "policy": {"name": "vllm"},
         "disaggregation": {"prefill": {}, "decode": {}},
     }
+    if "workload.arrivals.rate" in changes:
+        (tmp_path / "mine.py").write_text(SHORTEST)
+        named = {"file": str(tmp_path / "mine.py"), "name": "shortest_first", "max_num_seqs": 4}
+        config |= {"policy": named, "disaggregation": None}
+        lengths = {"kind": "uniform", "min": 300, "max": 6000}
+        config["workload"] |= {"lengths": lengths, "pd_ratio": 5}
     (deployment,) = deployed(config, *(f"{key}={value}" for key, value in changes.items())).values()
     summary = deployment.summary(Analysis(deployment.simulate()))
     assert summary["steady"]["state"] == state

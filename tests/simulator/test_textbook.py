@@ -16,6 +16,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sglang import Sglang
 from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.simulator.loop.clock import quantize
 from sarathi_sim.simulator.loop.routers import ROUTERS
 from sarathi_sim.simulator.loop.simulation import SimulationError
 from tests.simulator import oracle, pools, simulate
@@ -51,13 +52,13 @@ def test_every_policy(policy: str, stages: int, free_pool: bool) -> None:
         oracle.assert_bitwise_equal(system.fast(), system.textbook())
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(oracle.systems())
 def test_any_system(system: oracle.System) -> None:
     oracle.assert_bitwise_equal(system.fast(), system.textbook())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(oracle.with_ranks(oracle.systems()))
 def test_any_ranks_of_micro_batches(system: oracle.System) -> None:
     oracle.assert_bitwise_equal(system.fast(), system.textbook())
@@ -114,7 +115,30 @@ def test_every_pool(name: str, stages: int, caching: bool) -> None:
     assert lost or name in pools.OTHERS, "nobody is preempted"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("seed", [9, 29])
+def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
+    """A sequence is preempted after a decode was scheduled and before a token of it returned: the
+    block that this decode took down is found again."""
+    rng = np.random.default_rng(seed)
+    requests, now = [], 0.0
+    for i in range(25):
+        now = float(quantize(now + rng.exponential(0.004)))
+        prompt, output = int(rng.integers(3, 30)), int(rng.integers(1, 40))
+        requests.append(Request(i, now, prompt, output, output))
+    system = pools.PoolSystem(
+        policy=Vllm(40, 8, async_scheduling=True),
+        layers=(1, 1),
+        num_blocks=30,
+        block_size=4,
+        caching=True,
+        lazy=True,
+        jitter=0.5,
+        requests=requests,
+    )
+    pools.compare(system)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pools.pool_systems(pools.any_policies()))
 def test_any_pool(system: pools.PoolSystem) -> None:
     pools.compare(system)
@@ -247,11 +271,32 @@ def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:
     pools.compare(enough)
 
 
+def test_who_is_rejected_as_another_arrives_no_longer_counts_for_the_router() -> None:
+    """Request 3 waits in a front end until the instant at which 2 arrives, and never fits."""
+    rows = [(20, 1, 1), (20, 1, 1), (21, 1, 1), (20, 11, 20)]
+    requests = [Request(i, at * 2.0**-7, p, 1, most) for i, (at, p, most) in enumerate(rows)]
+    system = oracle.System(
+        layers=(1,),
+        max_batch=1,
+        max_in_flight=1,
+        kv_tokens=30,
+        reserve_declared=True,
+        replicas=2,
+        admission_s=2.0**-8,
+        requests=requests,
+    )
+    for router in ROUTERS:
+        routed = replace(system, router=router)
+        oracle.assert_bitwise_equal(routed.fast(), routed.textbook())
+
+
 def test_with_room_for_all_nobody_is_preempted() -> None:
     system = pools.PoolSystem(
         policy=VARIANTS["plain"], num_blocks=5000, requests=pools.pool_requests(40)
     )
     assert not len(compared_events(system))
+    for router in ROUTERS:
+        pools.compare(replace(system, replicas=3, router=router))
 
 
 def test_what_several_of_one_session_generate_is_entered_in_the_order_of_admission() -> None:

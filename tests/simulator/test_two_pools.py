@@ -168,6 +168,16 @@ def test_a_hit_is_remote_only_where_a_prefill_worker_had_the_prompt(order: Any) 
     assert computed == [16 if first else 8, 2]
 
 
+def test_a_link_sends_one_prompt_after_the_other() -> None:
+    """Two prompts of one batch end together; the decode worker has blocks for both at once."""
+    both = [Request(i, 0.0, 8, 2, 2) for i in range(2)]
+    records = simulate_pools(both, workers(1), workers(1), OVER)
+    over = handed(records)
+    assert (over.prefill_end_s / UNIT).tolist() == [16, 16]
+    assert (over.reserved_s / UNIT).tolist() == [16, 16]
+    assert (over.received_s / UNIT).tolist() == [26, 34]
+
+
 def test_frontends_count_for_themselves() -> None:
     """Two frontends take turns; each sends its first request to the first worker."""
     requests = [Request(i, i * UNIT / 8, 8, 2, 2) for i in range(8)]
@@ -177,6 +187,21 @@ def test_frontends_count_for_themselves() -> None:
         records = simulate_pools(requests, workers(2), workers(2), over)
         found.append(handed(records).prefilled_on.tolist())
     assert found == [[0, 1] * 4, [0, 0, 1, 1] * 2]
+
+
+@pytest.mark.parametrize("order", ["prefill_first", "decode_reserves_first"])
+def test_one_request_alone_takes_its_prefill_and_its_decodes(order: Any) -> None:
+    """With a link that takes no time; the decode worker computes the last prompt token again."""
+    over = Handover(order, first_token_known=False)
+    records = simulate_pools([Request(5, 0.0, 40, 7, 9)], workers(1), workers(1), over)
+    ttft, finish, slot, sent = columns(records, "ttft_s", "finish_s", "slot_s", "transfer_s")
+    assert (ttft, finish, slot, sent) == ([41], [47], [0], [0])
+
+
+def test_a_client_is_answered_when_its_request_ends_on_the_decode_worker() -> None:
+    records = run(clients=ClosedLoop(1, np.zeros(5)))
+    arrival, finish = columns(records, "arrival_s", "finish_s")
+    assert arrival == [0, *finish[:-1]]
 
 
 def test_what_one_pool_can_never_hold_is_rejected_at_once() -> None:
