@@ -140,6 +140,22 @@ def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
 # fp8 -----------------------------------------------------------------------------------------
 
 
+def test_expert_parallelism_is_a_layout_of_mixtures() -> None:
+    shapes = [
+        (tree["cluster"]["tp"], tree["cluster"].get("expert_parallel"), point["layout"])
+        for point, tree in options.layouts(wanted(model="deepseek-v3", workload="1024:128"))
+        if tree["cluster"]["pp"] == 1 and "dp" not in tree["cluster"]
+    ]
+    assert shapes == [
+        (1, None, "TP 1 budget 2048"),
+        *((2, False, "TP 2 budget 2048"), (2, True, "TP 2 EP budget 2048")),
+        *((4, False, "TP 4 budget 2048"), (4, True, "TP 4 EP budget 2048")),
+        *((8, False, "TP 8 budget 2048"), (8, True, "TP 8 EP budget 2048")),
+    ]
+    dense = options.layouts(wanted(model="llama-3.1-8b", workload="1024:128"))
+    assert not any("expert_parallel" in tree["cluster"] for _, tree in dense)
+
+
 def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
     """Vllm's table of them is slower than that of bf16: the band holds the time of fp8_block."""
     tables = {"stack": "vllm@0.24"}  # the very version: no drift widens the other ops' bands

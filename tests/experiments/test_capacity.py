@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import answer as asking
 from sarathi_sim.experiments.capacity import search as searching
 from sarathi_sim.experiments.capacity import slo as slos
@@ -613,3 +614,22 @@ def test_a_crossing_knows_its_slope() -> None:
         return Probed(Probe(load, 0, 1), "", {}, verdict)
 
     assert Crossing(1.0, probed(1.0, 0.9), probed(1.1, 0.9 * 1.1**4)).slope == pytest.approx(4)
+
+
+@pytest.mark.slow
+def test_the_number_of_replications_moves_no_capacity(tmp_path: Path) -> None:
+    """Once 23.0 of 3, 20.9 of 10 and 17.4 of 100 replications, beside the interval of the mean."""
+    lengths = {"kind": "uniform", "min": 100, "max": 900}
+    tree = {"name": "cap", "model": "llama-3-8b", "device": "a100-80g-sxm",
+            "workload": {"lengths": lengths, "pd_ratio": 4}, "cluster": {"max_length": 1024},
+            "policy": {"name": "vllm", "max_num_batched_tokens": 512}}  # fmt: skip
+    asked, found = {"slo": "p90 ttft 0.5s", "tolerance": 0.02, "requests": 200}, {}
+    for count in (5, 10, 30):
+        section = {**asked, "replications": {"least": count, "most": count}}
+        (one,) = capacity(tree | {"capacity": section}, bands=False)["deployments"]
+        low, high = one["interval"]
+        assert low <= one["capacity"] <= high
+        found[count] = one["capacity"], low, high
+    assert found[5][0] == pytest.approx(found[30][0], rel=0.05)
+    assert found[10][0] == pytest.approx(found[30][0], rel=0.03)
+    assert found[10][1] <= found[30][0] <= found[10][2]

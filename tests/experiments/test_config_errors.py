@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
 from sarathi_sim.experiments.config.scenario import Scenario
@@ -173,6 +175,32 @@ def test_shipped_configs_are_good(name: str) -> None:
             deploy_all(experiment)
     else:
         deploy_all(experiment)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+
+
+trees = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=5,
+)
+
+
+KEYS = [*Scenario.model_fields, "name", "scenarios", "compare", "description"]
+
+
+@given(st.sampled_from(KEYS), trees)
+def test_no_value_breaks_the_checks(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    content = {**yaml.safe_load(SMALL), key: value}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    try:
+        deploy_all(load_experiment(path))
+    except UserError as error:
+        assert str(path) in str(error)
 
 
 def test_a_model_that_shares_its_name_with_a_profiled_one(write_config: Write) -> None:

@@ -79,6 +79,14 @@ def test_numbers_after_the_warm_up() -> None:
 # A closed loop, and random lengths -----------------------------------------------------------
 
 
+def test_random_lengths_are_drawn_apart() -> None:
+    requests = deployed("first_experiment", *LOOP, "workload.requests=5000")["sarathi"].requests
+    prompt, output = np.array([(r.prompt_tokens, r.output_tokens) for r in requests]).T
+    assert (prompt.min(), prompt.max()) == (80, 100) and (output.min(), output.max()) == (16, 20)
+    assert abs(np.corrcoef(prompt, output)[0, 1]) < 0.05
+    assert prompt.mean() == pytest.approx(90, abs=0.5)
+
+
 def test_clients_wait_for_their_answers_and_think() -> None:
     """Also: a run twice from one deployment is the same, and another seed is another run."""
     deployment = deployed("first_experiment", *LOOP, CLOSED)["sarathi"]

@@ -4,6 +4,7 @@ whatever is in a file, a message or a result.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import shutil
@@ -11,15 +12,21 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from sarathi_sim.experiments.cli import app
+from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.profiler.bundle.check import check_folder
 from sarathi_sim.profiler.bundle.schema import TABLES, BundleError, _content_sha256, load_bundle
 from sarathi_sim.profiler.bundle.tables import read_table
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
+from sarathi_sim.simulator.load.requests import WorkloadError
+from sarathi_sim.simulator.load.trace import read_trace
 from tests.experiments.small_config import ROOT, SMALL, Write, called, refused
 from tests.experiments.small_sweep import SWEEP
 from tests.sampled import profile_folder
@@ -179,6 +186,15 @@ def test_a_run_applies_the_errors_of_fit(
     assert problem in called("fit", root / "a100-80g-sxm" / "gpt3-175b" / "tp8", code=2).output
 
 
+def test_warnings_about_a_bundle_do_not_keep_a_run_from_starting(
+    write_config: Write, tmp_path: Path
+) -> None:
+    root = spoilt(tmp_path, "900")
+    findings = check_folder(root / "a100-80g-sxm" / "gpt3-175b" / "tp8").findings
+    assert any("outlier: 900 us at num_tokens=256" in found.message for found in findings)
+    called("run", "--dry-run", write_config(ALONE), "--set", f"profiles={root}")
+
+
 class Untold(Exception):
     def __str__(self) -> str:
         raise KeyError("no message")
@@ -231,11 +247,74 @@ def test_a_wrong_option_is_typers_and_its_value_not_repeated_whole() -> None:
 # Whatever is in a file --------------------------------------------------------------------------
 
 
+# Digits are left out: a longer number of requests is not a mistake, it only takes long.
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 2000),
+        st.integers(0, 12),
+        st.text(alphabet=" \n\t:{}[],-&*!|>'\"#%@`?~abexXnul.é\x00\ud800", max_size=6),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+same_folder = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120
+)
+
+
+def edited(text: str, changes: list[tuple[int, int, str]]) -> bytes:
+    for place, cut, new in changes:
+        place %= len(text) + 1
+        text = text[:place] + new + text[place + cut :]
+    return text.encode("utf-8", "surrogatepass")
+
+
+@given(edits)
+@example([(0, 0, "\x00")])
+@same_folder
+def test_a_damaged_sweep_file(tmp_path: Path, changes: list[tuple[int, int, str]]) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_bytes(edited(SWEEP, changes))
+    for read in (plan_sweep, load_experiment):
+        with contextlib.suppress(UserError):
+            read(path)
+
+
+@given(st.sampled_from(sorted(TABLES)), edits)
+@same_folder
+def test_a_damaged_profile(tmp_path: Path, name: str, changes: list[tuple[int, int, str]]) -> None:
+    shipped = profile_folder("a100-80g-sxm", "gpt3-175b", 8) / f"{name}.csv"
+    if shipped.is_file():
+        lines = shipped.read_text(encoding="utf-8").splitlines(keepends=True)[:60]
+    else:  # a table that only measured bundles have
+        columns = (*TABLES[name].columns, *TABLES[name].extras)
+        lines = [
+            ",".join(row) + "\n"
+            for row in (columns, *(map(str, [i] * len(columns)) for i in (1, 2)))
+        ]
+    path = tmp_path / f"{name}.csv"
+    path.write_bytes(edited("".join(lines), changes))
+    with contextlib.suppress(BundleError):
+        read_table(path, TABLES[name])
+
+
 def test_a_row_with_more_cells_than_the_header(tmp_path: Path) -> None:
     path = tmp_path / "all_reduce.csv"
     path.write_text("num_bytes,time_us\n1024,2.0,5\n2048,3.0,5\n")
     with pytest.raises(BundleError, match="more cells than the header"):
         read_table(path, TABLES["all_reduce"])
+
+
+@given(edits)
+@same_folder
+def test_a_damaged_trace(tmp_path: Path, changes: list[tuple[int, int, str]]) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [f"{i * 0.5},{100 + i},{10 + i % 7}" for i in range(40)]
+    path.write_bytes(edited("\n".join(["arrival,prompt,decode", *rows, ""]), changes))
+    with contextlib.suppress(WorkloadError):
+        read_trace(path)
 
 
 @pytest.mark.parametrize("name", ["object/apply:os.system", "name:os.system", "object/new:os.x"])

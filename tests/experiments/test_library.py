@@ -114,6 +114,20 @@ def test_a_mapping_is_what_a_file_holds(tmp_path: Path) -> None:
     assert sim.load(tree).name == "session"
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cluster.ppp": 2}, "cluster.ppp: unknown key"),
+        ({"cluster..pp": 2}, "expected KEY.PATH=VALUE"),
+        ({"scenarios.orca.policy": object}, "is no policy: "),
+        ({"scenarios.orca.policy": 5}, "policy"),
+    ],
+)
+def test_a_mistake_is_a_user_error(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(sim.UserError, match=re.escape(said)):
+        sim.load("first_experiment", changes)
+
+
 def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:
     """Neither a result nor a sweep could be repeated; nothing is written."""
     tree = yaml.safe_load(SMALL) | {"scenarios": {"mine": {"policy": Decoder()}}, "compare": {}}

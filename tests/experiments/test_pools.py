@@ -25,13 +25,15 @@ from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.search import Capacity, Probe, Probed
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
 from sarathi_sim.experiments.capacity.slo import Verdict
-from sarathi_sim.experiments.config.deployment import PoolsDeployment
+from sarathi_sim.experiments.config.base import Source
+from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment
 from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.report.run_answers import comparison_section, number_row
 from sarathi_sim.experiments.results import to_json
 from sarathi_sim.experiments.run.compare import simulate_again
 from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN, PoolsUncertainty, op_factors
+from sarathi_sim.experiments.sweeps.jobs import Job, folder_files
 from sarathi_sim.experiments.sweeps.plan import plan_sweep, run_key
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, SEND_RECV
 from sarathi_sim.profiler.storage.strict import UserError
@@ -339,6 +341,27 @@ def test_what_moves_two_pools(tmp_path: Path) -> None:
     names = [factor.name for factor in factors_of(two("disaggregation.decode.cluster.pp=2"))]
     assert {ALL_REDUCE, SEND_RECV, "link speed", "handover bandwidth"} <= {*names}
     assert ALL_REDUCE not in [factor.name for factor in factors_of(two().prefill)]
+
+
+def test_a_sweep_over_the_workers_of_a_pool() -> None:
+    axis = "disaggregation.decode.cluster.replicas"
+    tree = TWO | {"sweep": {"grid": {axis: [1, 2]}}}
+    plan = plan_sweep(tree)
+    assert plan.axes == (axis,) and len({run.key for run in plan.runs}) == 2
+    gpus = []
+    for run in plan.runs:
+        files = folder_files(Job(run, "."))
+        (summary,) = json.loads(files["summary.json"])["scenarios"].values()
+        gpus.append(summary["gpus"])
+    assert gpus == [4, 6]
+
+
+def test_a_lone_pool_is_what_it_was() -> None:
+    (found,) = deployed(TWO, "disaggregation=null").values()
+    assert found.pools == (found,) and type(found) is Deployment
+    table = Analysis(found.simulate()).requests
+    assert "slot_s" not in table and np.isfinite(table["ttft_s"]).all()
+    assert Source("x", "", {}, ()).name(("cluster", "tp")) == "x: cluster.tp"
 
 
 MIXTURE = yaml.safe_load("""\

@@ -197,6 +197,16 @@ def test_what_a_replica_must_carry(given: dict[str, object]) -> None:
         assert worth.of(option, 0.9 * load).value < value
 
 
+def test_one_replica_gets_its_share_of_the_arrivals() -> None:
+    """Every fourth of Poisson arrivals: gaps that are the sums of four."""
+    (option, *_), _ = deployable(wanted())
+    one = whole(option, 4).at(Probe(20.0, 3, 50), "rate").scenario
+    assert (one.cluster.replicas, one.seed, one.workload.requests) == (1, 3, 50)
+    assert (one.workload.every, one.workload.arrivals.kind) == (4, "poisson")
+    alone = option.at(Probe(20.0, 3, 50), "rate").scenario.workload
+    assert (alone.every, alone.arrivals.kind) == (1, "poisson")
+
+
 @pytest.mark.parametrize("router", ROUTERS)
 def test_only_behind_a_router_that_takes_turns_one_replica_stands_for_all(router: Router) -> None:
     """Behind any other a probe has all replicas, all of the traffic, and as many requests each."""
@@ -349,6 +359,7 @@ def test_mistakes_are_named(options: list[str], message: str) -> None:
 
 
 # Next to the best -------------------------------------------------------------------------------
+
 
 GRID = [
     {"scenario": "a", "pp": pp, "policy.chunk_size": chunk}

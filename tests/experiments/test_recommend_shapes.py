@@ -350,6 +350,32 @@ def test_ranks_and_drafts_never_exceed_their_bound(stack: str, workload: str) ->
 
 
 @pytest.mark.slow
+def test_each_pool_has_ranks_and_only_decode_workers_draft() -> None:
+    asked = mixture(speculation="mtp:0.8,0.6", drafts="0,2", gpus=16, pools=True)
+    alone, _ = deployable(asked)
+    prices = load_prices(None)
+    described = pool_layouts(asked, alone, parse_slo(asked.section.slo), prices.of)
+    found, dropped = deployable(asked, described)
+    assert not dropped and {one.drafts for one in found} == {0, 2}
+    assert any(" DP " in one.name for one in found)
+    for one in found:
+        prefill, decode = one.deployment.pools
+        assert prefill.scenario.speculation is None and "drafts" not in one.name.partition("+")[0]
+        assert (one.deployment.pools[1].scenario.speculation is not None) == (one.drafts > 0)
+        assert f"drafts {one.drafts} budget" in one.name or not one.drafts
+        for name, pool in zip(one.name.split(" + "), (prefill, decode), strict=True):
+            cluster = pool.scenario.cluster
+            assert (f" DP {cluster.dp} EP" in name) == (cluster.dp > 1)
+            if cluster.dp > 1:
+                assert cluster.rank_router == "least_requests" and cluster.expert_parallel
+        gpus = [
+            pool.scenario.cluster.gpus * pool.scenario.cluster.replicas
+            for pool in (prefill, decode)
+        ]
+        assert one.gpus == sum(gpus) <= 16
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ask", "gpus", "words"),
     [

@@ -115,6 +115,11 @@ def test_what_is_rejected_is_no_work(trace: Path) -> None:
     assert rates[0] == pytest.approx(rates[1], rel=1e-12)  # sums in another order
 
 
+def test_a_share_is_less_than_all(trace: Path) -> None:
+    for wrong in ("1", "-0.1", "nan"):
+        recommended(trace, "--set", f"rejected={wrong}", code=2)
+
+
 def test_capacity_carries_nothing_where_requests_are_rejected(half: Path) -> None:
     content = capacities(half)
     (one,) = content["deployments"]

@@ -212,6 +212,23 @@ def test_a_query_of_latent_attention_multiplies_compressed_keys(device: str, sta
         assert (found <= cost.decode_s(128, contexts) / 128).all()
 
 
+def test_a_query_of_latent_attention_takes_no_projection_nor_the_wide_form_twice() -> None:
+    """SGLang's own prompts on Hopper multiply compressed keys already: as long as its ranks', whose
+    prompts are TensorRT-LLM's times 3.4. Cached tokens are not projected again."""
+    held = np.array([2048.0, 8192.0])
+    found: dict[tuple[Stack, int], Any] = {("sglang", 1): None, ("sglang", 8): None}
+    found |= {("trtllm", 1): None, ("vllm", 1): None}
+    for stack, dp in found:
+        kernels = Kernels(stack, "fp8_block", "bf16", expert_parallel=True, dp=dp)
+        times = StackTimes("h200-sxm", kernels, load_model("deepseek-r1"), 1)
+        assert times.wider == (1.0 if (stack, dp) == ("sglang", 1) else (576 + 512) / (192 + 128))
+        found[stack, dp] = IterationCost(modelled_times(times)).query_s(held)
+        alone = times.wider * times.prefill(2 * held, np.zeros(2)) / (2 * held)
+        decodes = times.decode(np.full(2, 128.0), held) / 128
+        assert found[stack, dp] == pytest.approx(1e-6 * np.minimum(alone, decodes))
+    assert found["sglang", 1] == pytest.approx(found["sglang", 8], rel=0.1)
+
+
 def test_the_first_draft_after_a_prompt() -> None:
     """A prompt that ends is drafted for; one that does not only fills the drafter's KV."""
     drafter = small(**MTP).predictor.drafter
@@ -291,6 +308,43 @@ def test_the_drafter_is_a_part_of_its_own_in_an_explanation(method: dict[str, An
     assert float(found.stages["drafter"]) == pytest.approx(passes, rel=1e-6)
     plain = small("sglang", *one)
     assert explanation(Analysis(plain.simulate()), plain.predictor).stages["drafter"] == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_draft_model_of_one_layer_of_the_models_kind_costs_what_mtp_costs(
+    policy: str, tmp_path: Path
+) -> None:
+    """To the bit under SGLang and TensorRT-LLM, whose passes have the same rows. Under vLLM a draft
+    model has a row more of each sequence in its first pass."""
+    one = config_json(tmp_path, "one", num_hidden_layers=1)
+    draft, mtp = small(policy, **DRAFT | {"model": one}), small(policy, **MTP)
+    first, second = draft.predictor.drafter, mtp.predictor.drafter
+    assert first is not None and second is not None
+    assert first.slots == policy.startswith("vllm") and second.slots == 0
+    same = replace(first, slots=0)
+    for batch in (
+        verified(8, 3, 1024),
+        Batch(0, ((Sequence(0, 512, 1, 0), 512, 0),), 512, 0, 0, 0),
+    ):
+        assert same([batch]) == second([batch])
+        assert (first([batch]) > second([batch])) == bool(first.slots)
+    if not first.slots:
+        before, after = (Analysis(one.simulate()).requests for one in (mtp, draft))
+        assert before.equals(after)
+
+
+def test_each_layer_of_a_draft_model_costs_time_and_memory(tmp_path: Path) -> None:
+    ends, blocks, times = [], [], []
+    for count in (1, 2, 8):
+        name = config_json(tmp_path, f"of{count}", num_hidden_layers=count)
+        found = small("vllm", "kv_cache.num_blocks=null", **DRAFT | {"model": name})
+        ends.append(found.simulate().end_s)
+        blocks.append(found.kv_capacity)
+        assert found.predictor.drafter is not None
+        times.append(found.predictor.drafter([verified(8, 3, 1024)])[0])
+    assert ends[0] < ends[1] < ends[2] and blocks[0] > blocks[1] > blocks[2]
+    # Embedding and LM head are the same; the layers are 1, 2 and 8 times one.
+    assert times[2] - times[1] == pytest.approx(6 * (times[1] - times[0]), rel=1e-9)
 
 
 def test_the_memory_of_a_draft_model() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +224,21 @@ def test_experts_count_in_the_memory_by_their_own_format() -> None:
 
 
 # The host's constants ------------------------------------------------------------------------
+
+
+def test_a_stack_has_its_constants_and_says_so() -> None:
+    found = deployed(HOSTS)["it"]
+    shipped = asdict(host_times().stacks["vllm"])
+    assert shipped["host_iteration_s"] > 0 and shipped["host_sequence_s"] > 0
+    engine = found.scenario.engine
+    own = [key for key in host_times().constants if key != "launch_s"]
+    assert all(getattr(engine, key) == shipped[key] for key in own)
+    assert (engine.launch_layer_s > 0) == (shipped["launch_s"] > 0)
+    assert found.predictor.cost.host.iteration_s == shipped["host_iteration_s"]
+    note = note_of(found, "host time: vllm's, ")
+    assert host_times().fitted_to in note and " ms a sequence" in note
+    again = deploy(found.scenario, Source("config.yaml of a result", "it", {}, ()))
+    assert note in again.notes, "what is simulated again says it, too"
 
 
 def test_an_empty_iteration_takes_none_of_the_gpu() -> None:

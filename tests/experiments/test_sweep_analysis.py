@@ -102,6 +102,13 @@ def test_points_and_seeds_that_lack_a_value() -> None:
     assert [entry["ratios"]["makespan_s"]["ratio"] for entry in found] == pytest.approx([3, 2])
 
 
+def test_common_requests_make_small_differences_significant(tiny_sweep: Path) -> None:
+    entries = summary_of(tiny_sweep)["paired"]
+    assert [entry["point"]["batching.max_batch"] for entry in entries] == [2, 4, 8]
+    narrower = [entry["ratios"]["makespan_s"]["unpaired"] for entry in entries]
+    assert np.median(narrower) > 3
+
+
 points = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 from sarathi_sim.experiments import cli
 from sarathi_sim.experiments.report.render import consoles
-from sarathi_sim.experiments.results import result_folder
+from sarathi_sim.experiments.results import read_summary, result_folder
 from sarathi_sim.profiler.storage.files import LARGEST_FILE, open_file, read_bounded
 from sarathi_sim.profiler.storage.folder_lock import held, is_held
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
@@ -87,6 +88,19 @@ def test_the_opener(tmp_path: Path) -> None:
         file.truncate(LARGEST_FILE + 1)
     with pytest.raises(SpecError, match=r"\(8 MiB\)$"):
         read_bounded(tmp_path / "large")
+
+
+def test_a_number_of_400_digits_in_a_summary(result: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(result, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    for numbers in summary["scenarios"].values():
+        numbers["makespan_s"] = 10**400
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert read_summary(folder) == {}
+    for command in ("report", "plot"):
+        line = refused(command, folder, "--out", tmp_path / f"{command}.html")
+        assert str(folder) in line
 
 
 def test_an_out_that_cannot_be_written_names_the_option(
