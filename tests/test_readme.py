@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
+from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from tests.patience import PATIENCE_S
 from tests.policies import by_hand
@@ -50,14 +50,6 @@ def test_the_example_policy(monkeypatch: pytest.MonkeyPatch, lazy: bool, free_po
     assert_bitwise_equal(records, system.textbook())
     columns = records.replicas[0].iterations
     assert not ((columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)).any()
-
-
-def test_the_example_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(blocks("yaml")[0], encoding="utf-8")
-    assert set(load_experiment(path).scenarios) == {"orca", "sarathi"}
-    shipped = yaml.safe_load(blocks("yaml")[0])
-    assert shipped["name"] in shipped_configs()
 
 
 def test_the_example_policy_in_a_file_of_ones_own(tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ from sarathi_sim.profiler.bundle.tables import read_table
 from sarathi_sim.profiler.storage.files import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError
-from sarathi_sim.simulator.load.requests import WorkloadError
-from sarathi_sim.simulator.load.trace import read_trace
 from tests.experiments.small_config import ROOT, SMALL, Write, called, refused
 from tests.experiments.small_sweep import SWEEP
 from tests.sampled import profile_folder
@@ -305,16 +303,6 @@ def test_a_row_with_more_cells_than_the_header(tmp_path: Path) -> None:
     path.write_text("num_bytes,time_us\n1024,2.0,5\n2048,3.0,5\n")
     with pytest.raises(BundleError, match="more cells than the header"):
         read_table(path, TABLES["all_reduce"])
-
-
-@given(edits)
-@same_folder
-def test_a_damaged_trace(tmp_path: Path, changes: list[tuple[int, int, str]]) -> None:
-    path = tmp_path / "trace.csv"
-    rows = [f"{i * 0.5},{100 + i},{10 + i % 7}" for i in range(40)]
-    path.write_bytes(edited("\n".join(["arrival,prompt,decode", *rows, ""]), changes))
-    with contextlib.suppress(WorkloadError):
-        read_trace(path)
 
 
 @pytest.mark.parametrize("name", ["object/apply:os.system", "name:os.system", "object/new:os.x"])

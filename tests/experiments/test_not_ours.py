@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from typer.main import get_command
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.profiler.bundle.schema import BundleError, bundle_path, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
@@ -214,17 +211,6 @@ def test_a_device_file_of_the_users_is_not_overwritten(tmp_path: Path) -> None:
 
 
 # --json and --out ---------------------------------------------------------------------------------
-
-
-def test_json_and_out_mean_the_same_in_every_command() -> None:
-    """--json prints an object, so it takes no value; --out is a folder, but for tune's one file."""
-    found: dict[str, set[bool]] = {"json": set(), "out": set()}
-    for name, subcommand in get_command(app).commands.items():  # type: ignore[attr-defined]
-        for option in subcommand.params:
-            if option.name in found:
-                found[option.name].add(bool(option.is_flag))
-                assert name == "tune" or not re.search(r"\bfile\b", option.help or ""), name
-    assert found == {"json": {True}, "out": {False}}
 
 
 @pytest.mark.parametrize(

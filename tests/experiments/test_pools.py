@@ -25,8 +25,7 @@ from sarathi_sim.experiments.capacity.options import Option, plan_of
 from sarathi_sim.experiments.capacity.search import Capacity, Probe, Probed
 from sarathi_sim.experiments.capacity.sensitivity import factors_of
 from sarathi_sim.experiments.capacity.slo import Verdict
-from sarathi_sim.experiments.config.base import Source
-from sarathi_sim.experiments.config.deployment import Deployment, PoolsDeployment
+from sarathi_sim.experiments.config.deployment import PoolsDeployment
 from sarathi_sim.experiments.config.effects import ops_of
 from sarathi_sim.experiments.config.loading import load_experiment, stored
 from sarathi_sim.experiments.report.run_answers import comparison_section, number_row
@@ -354,14 +353,6 @@ def test_a_sweep_over_the_workers_of_a_pool() -> None:
         (summary,) = json.loads(files["summary.json"])["scenarios"].values()
         gpus.append(summary["gpus"])
     assert gpus == [4, 6]
-
-
-def test_a_lone_pool_is_what_it_was() -> None:
-    (found,) = deployed(TWO, "disaggregation=null").values()
-    assert found.pools == (found,) and type(found) is Deployment
-    table = Analysis(found.simulate()).requests
-    assert "slot_s" not in table and np.isfinite(table["ttft_s"]).all()
-    assert Source("x", "", {}, ()).name(("cluster", "tp")) == "x: cluster.tp"
 
 
 MIXTURE = yaml.safe_load("""\

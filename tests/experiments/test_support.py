@@ -7,14 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.experiments.run.support import Combination, cells
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.model import list_models, load_model
 from sarathi_sim.profiler.facts.ops import SENDS
 from sarathi_sim.profiler.physics.shard_times import KINDS
-from tests.experiments.small_config import Write, called, deployed
+from tests.experiments.small_config import called, deployed
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +76,3 @@ def test_details_are_those_of_a_run() -> None:
         assert meta.environment[op] == origin["mark"]
         assert meta.kernels.half_width_pct[op] == origin["half_width_pct"]
     assert fp8["memory"]["weight_bytes"] == run.memory.weight_bytes
-
-
-def test_a_calibrated_device_needs_no_bundle(write_config: Write) -> None:
-    """Without profiles of the user's own a run asks the calibrated device."""
-    config = "name: s\nmodel: llama-3.1-8b\ndevice: a40\n"
-    config += "workload: {requests: 3, lengths: {kind: uniform, min: 9, max: 99}, pd_ratio: 2}\n"
-    config += "cluster: {max_length: 256}\npolicy: {name: sarathi}\nscenarios: {a: {}}\n"
-    run = deploy_all(load_experiment(write_config(config)))["a"]
-    assert run.ops.meta.source == "modelled" and len(run.bundle_sha256) == 64
-    assert any(note.startswith("op times: all modelled") for note in run.notes)
-    assert np.all(run.simulate().replicas[0].stage_durations() > 0)

@@ -533,13 +533,3 @@ def test_a_step_takes_about_as_long_as_on_a_server(name: str, mean: float, bias:
     slow, made up for that."""
     off = errors(name)
     assert np.abs(off).mean() < mean and abs(off.mean()) < bias, off
-
-
-def test_experts_divided_among_the_ranks_of_one_group_are_another_system() -> None:
-    """What was known before: every rank of a group has all tokens, and divides each expert. 128
-    sequences of each of 32 ranks are 4,096 rows there; measured were 26.6 ms a step."""
-    wide = StackTimes("gb200", kernels_of("sglang", "fp8_block", 32), R1, 1)
-    tokens = np.array([4096.0])
-    divided = StackTimes("gb200", Kernels("sglang", "fp8_block", "fp8"), R1, 32)
-    assert 58 * divided.by_rows(MOE, tokens)[0] > 2 * 58 * wide.by_rows(MOE, tokens)[0]
-    assert wide.by_rows(ALL_TO_ALL, np.array([128.0]))[0] > 0

@@ -241,29 +241,6 @@ def test_both_pools_agree(workload: str, policy: str, stages: int) -> None:
 # Mistakes ------------------------------------------------------------------------------------
 
 
-def test_both_pools_agree_on_a_trace(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    rows = []
-    for i in range(30):
-        shared = int(rng.integers(0, 4))
-        tokens = 512 * shared + int(rng.integers(1, 900))
-        ids = [*range(shared), *range(100 * (i + 1), 100 * (i + 1) + 9)]
-        rows.append((20.0 * i, tokens, int(rng.integers(1, 9)), ids[: -(-tokens // 512)]))
-    requests = traced(tmp_path / "trace.jsonl", rows, declared="exact")
-    for block_size, num_blocks in ((16, 300), (48, 90)):
-        system = PoolSystem(
-            Vllm(600, 8, async_scheduling=False),
-            (2, 2),
-            num_blocks,
-            block_size,
-            True,
-            requests=requests,
-            max_length=LONGEST,
-        )
-        pool = compare(system).replicas[0].pool
-        assert pool is not None and (pool.events[:, 1] == 0).any(), "nobody hits the cache"
-
-
 @pytest.mark.parametrize(
     ("workload", "expected"),
     [
