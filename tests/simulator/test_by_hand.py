@@ -35,7 +35,7 @@ from tests.simulator import simulate
 
 UNIT = 2.0**-10
 BEST = [(4, 3), (2, 2), (6, 2), (2, 2)]
-MODEL, DEVICE = load_model("llama-2-7b"), load_device("a40")
+MODEL, TWO_GPUS = load_model("llama-2-7b"), Hardware(load_device("a40"), 2)
 
 
 def predict(batch: Batch) -> tuple[float, float, float, float]:
@@ -101,7 +101,7 @@ def test_orca_best_case() -> None:
 def test_the_summary_of_that_schedule() -> None:
     """It lasts 35 units on two stages."""
     records = run(Orca(max_prefills=1), BEST)
-    summary = Analysis(records).summary(MODEL, Hardware(DEVICE, 2))
+    summary = Analysis(records).summary(MODEL, TWO_GPUS)
     assert summary["makespan_s"] == 35 * UNIT
     assert summary["tokens_per_s"] == pytest.approx((14 + 9) / (35 * UNIT))
     assert summary["output_tokens_per_s"] == pytest.approx(9 / (35 * UNIT))
@@ -124,7 +124,7 @@ def test_the_summary_of_that_schedule() -> None:
         + 4 * MODEL.num_layers * MODEL.num_heads * MODEL.head_dim * attended
         + 9 * MODEL.lm_head_flops_per_token()
     )
-    assert summary["mfu"] == pytest.approx(flops / (35 * UNIT * 4 * DEVICE.peak_flops))
+    assert summary["mfu"] == pytest.approx(flops / (35 * UNIT * 4 * TWO_GPUS.device.peak_flops))
     assert summary["ledger_s"]["wall"] == 70 * UNIT
 
 
@@ -204,7 +204,7 @@ def test_two_ranks_in_lock_step() -> None:
     assert (table["queueing_s"] / UNIT).tolist() == [0, 0, 0, 8]
     assert (table["slowest_rank_s"] / UNIT).tolist() == [0, 12, 0, 8]
     assert (table["bubble_s"] / UNIT).tolist() == [0, 12, 0, 8]
-    assert Analysis(records).summary(MODEL, Hardware(DEVICE, 2))["gpus"] == 4
+    assert Analysis(records).summary(MODEL, TWO_GPUS)["gpus"] == 4
     assert [records.called(n) for n in range(2)] == ["0 rank 0", "0 rank 1"]
 
 
@@ -281,7 +281,7 @@ def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:
 
     blocking = Switches(blocking_send=True)
     found = Analysis(run(Orca(), [(4, 3)] * 4, sends, max_batch=1, switches=blocking))
-    summary = found.summary(MODEL, Hardware(DEVICE, 1))
+    summary = found.summary(MODEL, TWO_GPUS)
     assert summary["ledger_s"]["sending"] == 3 * UNIT * 12
     assert summary["bubble_share"] * summary["ledger_s"]["wall"] == pytest.approx(
         found.iterations["bubble_s"].sum()
