@@ -54,16 +54,16 @@ def finish(process: subprocess.Popen[str]) -> str:
     return f"exit code {process.returncode}: {errors[-300:]}" if process.returncode else ""
 
 
-def disturb(process: subprocess.Popen[str], target: str, after_s: float) -> str:
-    """Kill a sweep's ``target`` after a while; what is wrong then."""
-    time.sleep(after_s)
+def disturb(process: subprocess.Popen[str], target: str, counts: Counter[str]) -> str:
+    """Kill and count a sweep's ``target``, if it is there; what is wrong then."""
     workers = children(process.pid)
-    if target == "worker":
-        if workers:
-            os.kill(random.choice(workers), signal.SIGKILL)
+    if process.poll() is not None or (target == "worker" and not workers):
         return finish(process)
-    if process.poll() is None:
-        (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGKILL)
+    counts[target] += 1
+    if target == "worker":
+        os.kill(random.choice(workers), signal.SIGKILL)
+        return finish(process)
+    (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGKILL)
     process.communicate()
     return "" if gone(workers, GONE_S) else f"processes {workers} are left after {GONE_S} s"
 
@@ -83,9 +83,9 @@ def main() -> int:
     while counts.total() < options.kills and not any(wrong):
         folder = scratch / f"sweep{counts.total()}"
         for _ in range(random.choice((1, 1, 2, 3))):
-            target, after_s = random.choice(TARGETS), random.uniform(0, takes_s)
-            counts[target] += 1
-            wrong.append(disturb(start(folder), target, after_s))
+            process = start(folder)
+            time.sleep(random.uniform(0, takes_s))
+            wrong.append(disturb(process, random.choice(TARGETS), counts))
         wrong.append(finish(start(folder)))
         wrong.append("" if tree(folder) == expected else f"{folder}: other files than undisturbed")
         if not any(wrong):

@@ -19,7 +19,7 @@ import numpy as np
 from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metrics import number_text
+from sarathi_sim.simulator.views.metric_registry import number_text
 from ..config.base import Source
 from ..config.loading import check_scenario
 from ..config.pools import without_hidden

@@ -51,13 +51,13 @@ def test_every_policy(policy: str, stages: int, free_pool: bool) -> None:
         oracle.assert_bitwise_equal(system.fast(), system.textbook())
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(oracle.systems())
 def test_any_system(system: oracle.System) -> None:
     oracle.assert_bitwise_equal(system.fast(), system.textbook())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(oracle.with_ranks(oracle.systems()))
 def test_any_ranks_of_micro_batches(system: oracle.System) -> None:
     oracle.assert_bitwise_equal(system.fast(), system.textbook())
