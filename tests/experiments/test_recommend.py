@@ -19,7 +19,13 @@ import pytest
 
 from sarathi_sim import capacity
 from sarathi_sim.experiments.capacity import recommend as chosen_by
-from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices, per_million_tokens
+from sarathi_sim.experiments.capacity.answer import (
+    Answer,
+    Prices,
+    answers,
+    load_prices,
+    per_million_tokens,
+)
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
 from sarathi_sim.experiments.capacity.options import Left, Option, Wanted, deployable
 from sarathi_sim.experiments.capacity.recommend import (
@@ -460,6 +466,15 @@ def test_what_cannot_be_deployed_is_left_out(tmp_path: Path) -> None:
     content, printed = asked(tmp_path, "--refine", "1", "--set", space)
     assert [one["name"] for one in content["deployments"]] == ["TP 2", "TP 4"]
     assert "not between: " in printed and "cluster.tp" in printed
+
+
+def test_a_search_that_failed_has_no_winner() -> None:
+    asked = wanted()
+    options, _ = deployable(asked)
+    found = Recommendation([Answer(options[0], None, None, "lost")], [], {}, {}, options)
+    content = answer_of(found, asked, load_prices(None))
+    assert content["deployments"][0]["error"] == "lost"
+    assert not any(content[key] for key in ("winner", "command", "load_command", "needs"))
 
 
 def far(best: Option, others: dict[str, Left], options: list[Option]) -> list[str]:
