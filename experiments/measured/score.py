@@ -32,10 +32,8 @@ REPEATS = 0.01
 
 def errors_of(deployment: Deployment) -> StackErrors | None:
     """Errors of servers of its stack beyond those of op times and host; None without a stack."""
-    if (stack := deployment.scenario.stack) is None:
-        return None
-    times = host_times(mixtures=deployment.model.experts is not None)
-    return times.errors[named_stack(stack)[0]]
+    stack, mixture = deployment.pools[-1].scenario.stack, deployment.model.experts is not None
+    return host_times(mixtures=mixture).errors[named_stack(stack)[0]] if stack else None
 
 
 def bands_of(case: Case, plain: Simulated, overheads: Overheads) -> dict[str, list[float]]:
