@@ -288,16 +288,17 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
             known = {key: {} if math.isnan(one) else {"mean": one} for key, one in means.items()}
             targets.append(MeasuredRun(run.name, known, under_load(scenario, source, run)))
     refuse_without_effect((source, target.deployment) for target in targets)
-    engine = targets[0].deployment.scenario.engine
-    fitted = fit(targets, Overheads.configured(engine), progress)
-    base = read[0]
-    nothing, gains = {metric: {"mean": 1.0} for metric in NOISE}, dict[str, float]()
-    for text, one in other_loads(base).items():
+    fitted = fit(targets, targets[0].configured, progress)
+    nothing, gains = {key: {"mean": 1.0} for key in NOISE}, dict[str, float]()
+    for text, one in other_loads(read[0]).items():
         with suppress(UserError):  # longer than the server allows
             thought = MeasuredRun(text, nothing, under_load(scenario, source, one))
             gains[text] = fitted.gain(slopes_at(thought, fitted))
-    less = "holds means only, which tell less"
-    notes = [f"{run.name}: {less}: {run.command}" for run in read if run.requests is None]
+    notes = [
+        f"{run.name}: holds means only, which tell less: {run.command}"
+        for run in read
+        if run.requests is None
+    ]
     notes += [f"{run.name}: {run.note}" for run in read if run.note]
     return TunedServer(fitted, targets, gains, notes)
 

@@ -270,6 +270,9 @@ def test_overheads_reach_both_pools(tmp_path: Path) -> None:
     config = winner(tmp_path, "vllm", workload=ALONE, stack=None, disaggregation=pools)
     (served,) = deployed(config).values()
     assert score.errors_of(served), "those of the pools' own stack"
+    options = {"backend": "", "model": "", "request_rate": "inf"}
+    (tmp_path / RESULT).write_text(saved("vllm", served, Overheads(), options))
+    called("score", tmp_path / RESULT, "--config", config)
     once, twice = (
         simulated(Overheads(kernels=factor, links=factor).of(served)).requests for factor in (1, 2)
     )
