@@ -303,7 +303,7 @@ def workload(
 ) -> Result:
     """Say what is in a workload.
 
-    By scenario: lengths in tokens, rates in requests a second, burstiness, and how much of the
+    By scenario: lengths in tokens, rates in requests/s, burstiness, and how much of the
     prompts is shared. WHAT is a trace as `workload.lengths.path` takes it, a configuration, of
     which the requests are drawn, or what --workload takes elsewhere (docs/workloads.md).
 
@@ -561,7 +561,7 @@ def recommend(
     slo: Annotated[str | None, "Such as 'p99 ttft 1s, p99 tbt 50ms'."] = None,
     *,
     gpus: Annotated[int | None, Ge(1), Le(1024), "How many there are."] = None,
-    rate: Annotated[float | None, Ge(1e-3), Le(1e6), "Or: requests a second to sustain."] = None,
+    rate: Annotated[float | None, Ge(1e-3), Le(1e6), "Or: requests per second to sustain."] = None,
     workload: Annotated[
         str | None, "LENGTHS", f"{LENGTHS}  [default: Azure's conversations of 2023]"
     ] = None,
