@@ -239,8 +239,7 @@ def command(
         if "out" in given and given["out"] is None:
             given["out"] = out
         taken = signature(used).parameters
-        passed = {name: value for name, value in given.items() if value is not None}
-        passed = {name: value for name, value in passed.items() if name in taken}
+        passed = {n: value for n, value in given.items() if value is not None and n in taken}
         if "say" in taken:
             passed["say"] = silent if quietly else partial(typer.echo, err=True)
         with ProgressBar(consoles()[1], enabled=not quietly) as progress:

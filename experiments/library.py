@@ -43,6 +43,7 @@ from .options import (
     further,
     in_a_paragraph,
     named,
+    refuse_options,
     written,
 )
 from .report.section import Result, Section, Table, sentence
@@ -179,8 +180,6 @@ def sweep(
       sarathi-sim sweep pd_sweep --out runs/pd_sweep --resume --workers 4
       sarathi-sim sweep pd_sweep --workers tcp://127.0.0.1:8786
     """
-    import pandas as pd
-
     from .report.run_answers import read_sweep_section
     from .sweeps.execute import Report, execute, failed_runs
     from .sweeps.plan import plan_sweep
@@ -202,15 +201,14 @@ def sweep(
                     "sweep with the same command and --resume"
                 )
             raise
-        section = read_sweep_section(folder)[1] if report.finished else None
-        table = pd.read_parquet(folder / RESULTS) if report.finished else None
+        swept, section = read_sweep_section(folder) if report.finished else (None, None)
         say(report.line(backend.workers))
     content = {"runs": report.total, "finished": report.finished, "failures": report.failures}
     failures = failed_runs(report, store.folder / "failed")
     return Result(
         content,
         section,
-        table=table,
+        table=None if swept is None else swept.table,
         written=written(out, folder),
         rest=RESULTS,
         failures=failures,
@@ -305,7 +303,7 @@ def workload(
 ) -> Result:
     """Say what is in a workload.
 
-    By scenario: lengths in tokens, rates in requests a second, burstiness, and how much of the
+    By scenario: lengths in tokens, rates in requests/s, burstiness, and how much of the
     prompts is shared. WHAT is a trace as `workload.lengths.path` takes it, a configuration, of
     which the requests are drawn, or what --workload takes elsewhere (docs/workloads.md).
 
@@ -433,12 +431,11 @@ def plot(
     from .results import read_summary
     from .run.compare import labelled_tables
 
-    found = labelled_tables(paths)
-    tables = {label: table for label, (_, _, table) in found.items()}
+    tables = {label: table for label, (_, _, table) in labelled_tables(paths).items()}
     with result_folder(target, FIGURES_FORMAT) as folder:
         write_summary(folder, FIGURES_FORMAT, {"plotted": sorted(tables)})
-        heads = {where: read_summary(where) for where, _, _ in found.values()}
-        draw_all(run_charts(tables), folder / "figures", progress, heading_of(*heads.values()))
+        heading = heading_of(*map(read_summary, paths))
+        draw_all(run_charts(tables), folder / "figures", progress, heading)
     return Result({}, written=[target])
 
 
@@ -529,9 +526,12 @@ def capacity(
 
     how = (workers, progress, say)
     if sensitivity:
-        factors = [*filter(None, listed(only))]
-        rest: dict[str, Any] = {"only": factors, "metrics": metrics, "replications": replications}
-        asked = read_sensitivity(config, changes, workload, by=by, **rest)
+        others = {"no-bands": not bands, "prices": prices, "refine": refine}
+        refuse_options(others, "with --sensitivity")
+        names = [*filter(None, listed(only))]
+        asked = read_sensitivity(
+            config, changes, workload, by=by, only=names, metrics=metrics, replications=replications
+        )
         found = _searched(
             *(SENSITIVITY_FORMAT, (out, f"{asked.draft.header.name}_sensitivity"), asked.section),
             *(how, lambda lab: changed(lab, asked), sensitivity_section),
@@ -539,6 +539,8 @@ def capacity(
         )
         found.table = table_of(found)
         return found
+    own = {"by": by != 0.1, "only": only, "metric": metrics, "replications": replications != 3}
+    refuse_options(own, "without --sensitivity")
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
     for option in options:
@@ -559,7 +561,7 @@ def recommend(
     slo: Annotated[str | None, "Such as 'p99 ttft 1s, p99 tbt 50ms'."] = None,
     *,
     gpus: Annotated[int | None, Ge(1), Le(1024), "How many there are."] = None,
-    rate: Annotated[float | None, Ge(1e-3), Le(1e6), "Or: requests a second to sustain."] = None,
+    rate: Annotated[float | None, Ge(1e-3), Le(1e6), "Or: requests per second to sustain."] = None,
     workload: Annotated[
         str | None, "LENGTHS", f"{LENGTHS}  [default: Azure's conversations of 2023]"
     ] = None,
@@ -612,25 +614,18 @@ def recommend(
     from .report.capacity_answers import chunk_section, recommend_section
 
     chosen = further(Choosing, changes)
-    if policy is None and chosen.profiles is not None:
-        raise UserError("--set profiles: has no effect without --policy")
-    if policy is not None:
+    if policy is None:
+        refuse_options({"set profiles": chosen.profiles}, "without --policy")
+    else:
         from .capacity.slo import limit_of
         from .run.machine import advise, machine_of
         from .run.traffic import demand_of
 
-        unused: dict[str, object] = {
-            "rate": rate,
-            "stack": stack,
-            "dtype": dtype,
-            "pools": pools,
-        }
+        unused: dict[str, object] = {"rate": rate, "stack": stack, "dtype": dtype, "pools": pools}
         unused |= {"budget": budget, "speculation": speculation, "out": out not in (None, RUNS)}
         for name, default in vars(Choosing()).items():
             unused[f"set {name}"] = name != "profiles" and getattr(chosen, name) != default
-        for name, value in unused.items():
-            if value:
-                raise UserError(f"--{name}: has no effect with --policy {policy}")
+        refuse_options(unused, f"with --policy {policy}")
         if workload is None or gpus is None:
             raise UserError(f"--policy {policy}: needs --workload and --gpus")
         machine = machine_of(model, ",".join(listed(device)), gpus, chosen.profiles)
@@ -640,7 +635,8 @@ def recommend(
             tbt_limit_s=None if slo is None else limit_of(slo, "p99", "tbt_s"),
             progress=lambda done, total: progress("simulations", done, total),
         )
-        return Result(content | chunk_section(content).words(), chunk_section(content))
+        answer = chunk_section(content)
+        return Result(content | answer.words(), answer)
     if slo is None:
         raise UserError("--slo: is missing: such as 'p99 ttft 1s, p99 tbt 50ms'")
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts

@@ -58,6 +58,13 @@ def further(kind: type[T], assignments: Assignments) -> T:
     return parse(kind, assignments, "--set")
 
 
+def refuse_options(options: Mapping[str, object], where: str) -> None:
+    """Raises UserError for an option with a value, which has no effect ``where`` it stands."""
+    for name, value in options.items():
+        if value:
+            raise UserError(f"--{name}: has no effect {where}")
+
+
 def in_a_paragraph(kind: type[Any]) -> str:
     """The options that ``--set`` reaches, for ``--help``."""
     hints = get_type_hints(kind, include_extras=True)

@@ -34,6 +34,7 @@ from sarathi_sim.profiler.storage.manifest import (
     differences,
     read_manifest,
     replace_folder,
+    spoken,
 )
 from sarathi_sim.profiler.storage.manifest import held as held_by
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
@@ -109,8 +110,9 @@ def open_result(
         return made
     manifest = read_manifest(folder)
     if manifest is None or manifest.kind != kind:
-        wanted = kind.removeprefix("sarathi-sim ").rstrip(" 0123456789")
-        held_there = f"exists and is no earlier result of {wanted} (it holds {held_by(folder)})"
+        held_there = (
+            f"exists and is no earlier result of {spoken(kind)} (it holds {held_by(folder)})"
+        )
         raise UserError(f"{where}: {held_there}: name another folder")
     found = differences(folder, manifest, apart)
     if found.changed or found.foreign:
@@ -189,7 +191,7 @@ def _whole(digits: str) -> int:
 
 def no_run(folder: Path, otherwise: str) -> UserError:
     """The error for a folder without the result of a run: it says what the folder holds."""
-    kind = str(read_summary(folder).get("format", "")).removeprefix("sarathi-sim ").split(" ")[0]
+    kind = spoken(str(read_summary(folder).get("format", "")))
     if kind in ("capacity", "recommend", "sensitivity", "score"):
         otherwise = f"is the answer of {kind}, not of a run: sarathi-sim report {folder} draws it"
         return UserError(f"{folder}: {otherwise}")
@@ -227,11 +229,7 @@ def csv_bytes(table: Table) -> bytes:
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
     """A file of JSON with the version of its fields, in which NaN and infinities are null."""
-    text = json.dumps(
-        {**to_json(content), "schema": SCHEMA},
-        indent=2,
-        allow_nan=False,
-    )
+    text = json.dumps({**to_json(content), "schema": SCHEMA}, indent=2, allow_nan=False)
     return f"{text}\n".encode()
 
 

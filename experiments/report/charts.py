@@ -128,7 +128,7 @@ def table_styles(tables: Mapping[str, Tables]) -> list[Style]:
 
 
 def cdf(key: str, tables: Mapping[str, Tables]) -> Chart:
-    """CDF of a metric, a line a scenario: over all tokens for ``tbt_s``, else over requests. Of a
+    """CDF of a metric, a line per scenario: over all tokens for ``tbt_s``, else over requests. Of a
     metric that grows in an overloaded run, the requests of a steady run's warm-up are left out, as
     in the printed table."""
     metric, series, seen = METRICS[key], [], []
@@ -196,7 +196,7 @@ def steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def completions(tables: Mapping[str, Tables]) -> Chart:
-    """Completed requests over time, a line a scenario. Where requests arrive one after the other,
+    """Completed requests over time, a line per scenario. Where requests arrive one after the other,
     those that have arrived and are not complete: the completed ones follow the arrivals."""
     some = [table.requests for table in tables.values()]
     arrives = any(one["arrival_s"].max() > one["arrival_s"].min() for one in some)
@@ -219,8 +219,8 @@ def completions(tables: Mapping[str, Tables]) -> Chart:
 
 
 def ledger(tables: Mapping[str, Tables]) -> list[Chart]:
-    """Each stage's time by account in percent of the run, averaged over replicas: a chart a
-    scenario; one for all without a pipeline, a row a scenario."""
+    """Each stage's time by account in percent of the run, averaged over replicas: a chart per
+    scenario; one for all without a pipeline, a row per scenario."""
     shares = {name: stage_shares(table.ledger) for name, table in tables.items()}
     titles, parts = list[str](), list[tuple[str, pd.DataFrame, list[str], str]]()
     for (name, table), share in zip(tables.items(), shares.values(), strict=True):
@@ -278,7 +278,7 @@ def timelines(
     most: int,
     policies: Sequence[str],
 ) -> list[Chart]:
-    """The stages' work in a window of time, a chart a scenario and a row a stage (``most`` rows);
+    """The stages' work in a window: a chart per scenario, a row per stage (``most`` rows);
     ``view`` is the part that is seen at first."""
     charts = []
     for (name, analysis), policy in zip(analyses.items(), policies, strict=True):

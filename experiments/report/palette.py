@@ -10,6 +10,8 @@ from itertools import count, cycle
 from typing import NamedTuple
 from zlib import crc32
 
+from .section import Dash
+
 # Okabe and Ito's palette, distinguishable with every common kind of colour blindness.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
@@ -30,8 +32,6 @@ _OTHER_POLICIES = ("#8c564b", "#882255", "#117733", "#999933")
 _LEAST, _MOST = 3.1, 12.0
 """Contrasts of a line with its background, for the first and the last shade of a policy (the first
 may be the policy's own colour). WCAG 2 asks for 3."""
-
-Dash = str | tuple[int, tuple[int, ...]]
 
 
 class Style(NamedTuple):

@@ -1,4 +1,4 @@
-"""A section in the terminal, as JSON, Markdown and HTML; and the progress bar."""
+"""A section in the terminal, as JSON and Markdown; and the progress bar."""
 
 from __future__ import annotations
 
@@ -60,13 +60,6 @@ def markdown(section: Section) -> str:
         parts += [f"## {grid.title}" * bool(grid.title), "\n".join(lines), grid.note]
     parts += [f"- {line}" for line in (*section.assumed, *section.warnings)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def html(sections: Sequence[Section], title: str) -> str:
-    """Sections as the text of one page, with interactive charts, which opens without a network."""
-    from .page import page
-
-    return page(title, sections)
 
 
 def print_result(

@@ -394,12 +394,12 @@ def _ranking(
 def _best_table(load_names: str, loads: Sequence[Load]) -> Table:
     first, columns = loads[:_MOST_POINTS], []
     for metric in map(known, WEIGHED):
-        leaders = [load.leaders(metric.path) or [""] for load in first]
+        leaders = [load.leaders(metric.path) for load in first]
         pairs = zip(first, leaders, strict=True)
-        means = [load.means(metric.path).get(best[0]) for load, best in pairs]
+        means = [load.means(metric.path)[best[0]] if best else None for load, best in pairs]
         equal = [f" and {len(best) - 1} equal" * (len(best) > 1) for best in leaders]
         cells = zip(metric.texts(means), leaders, equal, strict=True)
-        columns.append([f"{text}: {best[0]}{more}" for text, best, more in cells])
+        columns.append([": ".join([text, *best[:1]]) + more for text, best, more in cells])
     note = "Equal: no significant difference (within 1 %, or within the spread over seeds, 95 %)."
     if why := _cannot_tell(min(load.seeds for load in loads)):
         note += f" Which is best, {why}."

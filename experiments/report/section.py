@@ -1,5 +1,5 @@
 """An answer as data: a section with its tables and charts. :mod:`.render` shows it in the terminal,
-as JSON, Markdown and HTML."""
+as JSON and Markdown, :mod:`.page` as HTML."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Series:
     texts: Sequence[str] = ()
     links: Sequence[str] = ()
 
-    def in_words(self, rows: Sequence[str]) -> str:
-        """Its name, and some of its values."""
+    def in_words(self, y: Axis) -> str:
+        """Its name, and some of its values, in the unit of their axis."""
         from sarathi_sim.simulator.views.metrics import number_text
 
         if self.kind == "gantt":
@@ -99,10 +99,13 @@ class Series:
         if self.kind == "bars":
             start = [0.0] * len(self.x) if self.start is None else self.start
             values = [
-                f"{rows[int(self.y[at])]} {number_text(self.x[at] - start[at])}" for at in some
+                f"{y.rows[int(self.y[at])]} {number_text(self.x[at] - start[at])}" for at in some
             ]
         else:
-            values = [f"{number_text(self.y[at])} at {number_text(self.x[at])}" for at in some]
+            unit = 100 if y.shares else 1
+            values = [
+                f"{number_text(unit * self.y[at])} at {number_text(self.x[at])}" for at in some
+            ]
         return f"{self.name}: {', '.join(values)}"
 
 
@@ -175,7 +178,8 @@ class Chart:
         columns = [getattr(one, which) for one in self.series]
         every = np.concatenate([*columns, *(end for pair in ends for end in pair or ())])
         low, high = (
-            end or own for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
+            own if end is None else end
+            for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
         )
         width = max(float(scale(high) - scale(low)), 1e-12)
         return length * (0.05 + 0.9 * (scale(values) - scale(low)) / width)
@@ -185,7 +189,7 @@ class Chart:
         """The text alternative: the axes, and some values of each series."""
         axes = " over ".join(filter(None, (self.y.label, self.x.label)))
         named = (one for one in self.series if one.name)
-        return [f"{self.title}: {axes}", *(one.in_words(self.y.rows) for one in named)]
+        return [f"{self.title}: {axes}", *(one.in_words(self.y) for one in named)]
 
 
 Box = tuple[float, float, float, float]

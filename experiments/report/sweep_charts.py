@@ -169,7 +169,7 @@ def axis(values: pd.Series[float], label: str, *, ticks: bool = False) -> Axis:
 
 
 def lines(swept: Sweep, x: str, metrics: Sequence[str]) -> list[Chart]:
-    """Each metric over one axis: a chart a load and metric, a line per value of another axis, the
+    """Each metric over one axis: a chart per load and metric, a line per value of another axis, the
     median over the other choices and the seeds. The band is the 10th to 90th percentile; with fewer
     than ten values somewhere, the smallest to the largest value."""
     parts, pooled = over(swept, x)

@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.policy import POLICIES
 from sarathi_sim.experiments.report.charts import (
     all_run_charts,
     cdf,
@@ -58,6 +59,7 @@ from tests.experiments.small_config import ROOT
 
 COUNTS = ("requests", "tokens", "sequences", "bytes", "ratio", "batch")
 """Axes of these need no unit in brackets."""
+Figures = dict[str, tuple[str, Sequence[Chart]]]
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +69,10 @@ def outcome() -> ExperimentResult:
 
 
 @pytest.fixture(scope="module")
-def figures(
-    reported: dict[str, Path], outcome: ExperimentResult
-) -> dict[str, tuple[str, Sequence[Chart]]]:
+def figures(reported: dict[str, Path], outcome: ExperimentResult) -> Figures:
     """Heading and charts of each figure: of every kind of result, as on its page and in its files,
     of a workload and of a bundle."""
-    found = dict[str, tuple[str, Sequence[Chart]]]()
+    found: Figures = {}
     for kind, folder in reported.items():
         (section,) = sections_of([folder])
         found |= {f"{kind} {n}": (section.heading, [c]) for n, c in enumerate(section.charts)}
@@ -89,9 +89,7 @@ def figures(
     return found | {f"{k} {n}": (name, c) for k, some in plotted.items() for n, c in some.items()}
 
 
-def test_every_chart_has_units_a_short_legend_and_words(
-    figures: dict[str, tuple[str, Sequence[Chart]]],
-) -> None:
+def test_every_chart_has_units_a_short_legend_and_words(figures: Figures) -> None:
     assert len(figures) > 35
     for name, (_, charts) in figures.items():
         for chart in charts:
@@ -102,12 +100,11 @@ def test_every_chart_has_units_a_short_legend_and_words(
             assert len(names) <= MOST_NAMED, (name, names)
             told = chart.alt[1:]
             assert all(any(line.startswith(f"{one}: ") for line in told) for one in names)
+            assert chart.y.ends != (0.0, 1.02) or all("100.0 at " in line for line in told), name
             assert chart.series and all(re.search(r"\d", line) for line in told), name
 
 
-def test_a_policy_has_one_colour_in_all_charts(
-    figures: dict[str, tuple[str, Sequence[Chart]]],
-) -> None:
+def test_a_policy_has_one_colour_in_all_charts(figures: Figures) -> None:
     """Orca and Sarathi, whatever stands beside them; the bars of their parts are no policies."""
     seen: dict[str, set[str]] = {"orca": set(), "sarathi": set()}
     for _, charts in figures.values():
@@ -118,19 +115,8 @@ def test_a_policy_has_one_colour_in_all_charts(
                 if chart.colour != "#000000" and re.search(rf"\b{policy}\b", chart.title):
                     colours.add(chart.colour)
     assert seen == {"orca": {VERMILION}, "sarathi": {BLUE}}
-    known = [
-        "sarathi",
-        "orca",
-        "request_level",
-        "vllm",
-        "sglang",
-        "trtllm",
-        "sarathi_serve",
-        "fair",
-    ]
-    assert len({policy_colour(name) for name in known}) == len(known)
-    assert policy_colour("mine") == policy_colour("mine")
-    assert {policy_colour(f"my {n}") for n in range(20)}.isdisjoint(map(policy_colour, known))
+    assert len({policy_colour(name) for name in POLICIES}) == len(POLICIES)
+    assert {policy_colour(f"my {n}") for n in range(20)}.isdisjoint(map(policy_colour, POLICIES))
 
 
 def boxes(figure: Any) -> dict[Text, Any]:
@@ -145,9 +131,7 @@ def boxes(figure: Any) -> dict[Text, Any]:
 
 
 @pytest.mark.slow
-def test_no_text_is_cut_off_or_hides_another(
-    figures: dict[str, tuple[str, Sequence[Chart]]],
-) -> None:
+def test_no_text_is_cut_off_or_hides_another(figures: Figures) -> None:
     for name, (heading, charts) in figures.items():
         figure = drawn(charts, f"{heading} " * 3)
         places, width, height = boxes(figure), *figure.bbox.size
@@ -313,6 +297,9 @@ def test_a_text_stands_where_it_hides_nothing_or_nowhere() -> None:
     for one, other in combinations(kept, 2):
         across, up = np.abs(one - other)
         assert across >= 4 * 6.5 or up >= 14
+    last = Series("points", "", [9.0], [1.0], texts=["a text"])
+    chart = Chart("t", Axis("x", ends=(0.0, None)), Axis("y"), [last])
+    assert chart.text_places()[0] == [(-27.5, 0)], "the axis ends at it"
 
 
 def test_a_chart_is_drawn_as_its_data_say() -> None:

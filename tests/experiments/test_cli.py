@@ -45,6 +45,7 @@ def test_json_is_one_object_and_nothing_else(write_config: Write, tmp_path: Path
         (["list", "support", "--model", "llama-14b"], "did you mean llama-13b"),
         (["lab", "calibrate", "--datasets", "absent"], "--datasets names absent, which is not a f"),
         (["lab", "reproduce", "--out", "small.yaml"], "--out small.yaml: exists and is not a fold"),
+        (["capacity", "x", "--metric", "mfu"], "--metric: has no effect without --sensitivity"),
         (["lab", "calibrate", "--report", "--write"], "--write: does not go with --report"),
     ],
 )
@@ -55,9 +56,9 @@ def test_user_errors(
     arguments: list[str],
     expected: str,
 ) -> None:
-    config = str(write_config(SMALL))
+    write_config(SMALL)
     monkeypatch.chdir(tmp_path)
-    done = called(*(config if a == "CONFIG" else a for a in arguments), code=2)
+    done = called(*arguments, code=2)
     assert expected in " ".join(done.stderr.split())
     assert done.stdout == ""
     assert "Traceback" not in done.stderr

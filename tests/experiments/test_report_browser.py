@@ -131,7 +131,7 @@ def test_no_script_of_a_user_runs(browser: Any, report_file: Path, tmp_path: Pat
 
 
 def test_a_click_on_a_heading_sorts(opened: Opened) -> None:
-    """By the tokens/s a user of every probe of the capacity, which fall in the order of the page,
+    """By the tokens/s per user of every probe of the capacity, which fall in the order of the page,
     deployment by deployment."""
     table = opened.tab.locator("table", has_text="all limits of the SLO").first
     heading = table.locator("th", has_text="tokens/s per user")

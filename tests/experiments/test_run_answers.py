@@ -170,8 +170,9 @@ def test_choices_are_ranked_at_equal_load() -> None:
             *("0.400: chunk 128 and 1 equal", "0.0600: chunk 128 and 1 equal"),
         ),
     ]
-    single = table[::3].iloc[::2].assign(**{"steady.state": ["steady", "overloaded"]})
-    alone = sweep_section(of(single, [RATE]))
+    table.loc[6:, "steady.state"] = "overloaded"
+    assert sweep_section(of(table, [RATE, CHUNK, "seed"])).tables[0].rows[1][2] == "-"
+    alone = sweep_section(of(table[::3].iloc[::2], [RATE]))
     assert alone.question == "What does the rate do to throughput and latencies?"
     assert alone.answer == (
         "rate 1 to rate 2: 100.0 to 200.0 output tokens/s; p99 time to first token: 0.300 s; p99 "

@@ -157,6 +157,7 @@ def test_every_factor_changes_its_own_keys() -> None:
         (["--by", "1"], "--by 1: must be more than 0 and less than 1"),
         (["--only", "attn_deocde"], "--only: 'attn_deocde': one of all ops"),
         (["--metric", "speed"], "--metric: value 'speed'"),
+        (["--refine", "1"], "--refine: has no effect with --sensitivity"),
         (["--set", "capacity.slo=fast"], "capacity.slo"),
     ],
 )
