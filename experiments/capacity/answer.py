@@ -92,7 +92,15 @@ def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = Tr
     known = {option: one for option, one in found.items() if isinstance(one, Capacity)}
     errors = {option: one for option, one in found.items() if isinstance(one, str)}
     spreads = banded(lab, plans, known) if bands else {}
-    return [Answer(o, known.get(o), spreads.get(o), errors.get(o, "")) for o in options]
+    return [
+        Answer(
+            o,
+            known.get(o),
+            spreads.get(o),
+            errors.get(o, ""),
+        )
+        for o in options
+    ]
 
 
 def banded(

@@ -103,7 +103,11 @@ def check_memory(needs: Counter[str], scenario: Scenario, source: Source) -> Non
     """Raise UserError, naming the key that needs most, if this machine has too little."""
     if problem := shortage(needs):
         key = needs.most_common(1)[0][0]
-        raise source.error(key, get(scenario.model_dump(), tuple(key.split("."))), problem)
+        raise source.error(
+            key,
+            get(scenario.model_dump(), tuple(key.split("."))),
+            problem,
+        )
 
 
 def shortage(needs: Counter[str]) -> str:
@@ -406,7 +410,11 @@ class PoolsDeployment(Deployment):
         return self.prefill, self.decode
 
     def slowed(self, times: float) -> Self:
-        return replace(self, prefill=self.prefill.slowed(times), decode=self.decode.slowed(times))
+        return replace(
+            self,
+            prefill=self.prefill.slowed(times),
+            decode=self.decode.slowed(times),
+        )
 
     @property
     def bundle_name(self) -> str:
