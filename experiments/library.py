@@ -621,7 +621,12 @@ def recommend(
         from .run.machine import advise, machine_of
         from .run.traffic import demand_of
 
-        unused: dict[str, object] = {"rate": rate, "stack": stack, "dtype": dtype, "pools": pools}
+        unused: dict[str, object] = {
+            "rate": rate,
+            "stack": stack,
+            "dtype": dtype,
+            "pools": pools,
+        }
         unused |= {"budget": budget, "speculation": speculation, "out": out not in (None, RUNS)}
         for name, default in vars(Choosing()).items():
             unused[f"set {name}"] = name != "profiles" and getattr(chosen, name) != default

@@ -40,7 +40,8 @@ from sarathi_sim.profiler.storage.manifest import held as held_by
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, one_line
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
-from sarathi_sim.simulator.views.metrics import Analysis, Table, known, percentile
+from sarathi_sim.simulator.views.metric_registry import known, percentile
+from sarathi_sim.simulator.views.metrics import Analysis, Table
 
 if TYPE_CHECKING:
     from .config.scenario import Scenario

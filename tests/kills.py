@@ -2,8 +2,8 @@
 
 Sweeps of sixty runs are killed (the parent, one of its workers, or the whole process group) and
 gone on with by ``--resume``. In the end every file must be as in a sweep that nothing happened to,
-and ten seconds after a parent's death none of its processes may be left, at any remove. The exit
-code is 1 after any failure, and the folder is kept then. For Linux.
+and ten seconds after a parent's death none of its processes may be left. The exit code is 1 after any
+failure, and the folder is kept then. For Linux.
 """
 
 from __future__ import annotations
@@ -66,28 +66,23 @@ def left(scratch: Path) -> list[int]:
     return found
 
 
-def disturb(folder: Path, target: str, after_s: float) -> tuple[str, bool]:
-    """Start or go on, and kill the ``target`` after a while; what is wrong then, and whether there
-    was still something to kill."""
-    process, moment = start(folder), time.monotonic() + after_s
-    workers: list[int] = []
-    while process.poll() is None and (
-        time.monotonic() < moment or (target == "worker" and not workers)
-    ):
-        time.sleep(0.01)
-        workers = children(process.pid)
-    if process.poll() is not None:
-        return finish(process), False
+def disturb(
+    process: subprocess.Popen[str], target: str, counts: Counter[str], scratch: Path
+) -> str:
+    """Kill and count a sweep's ``target``, if it is there; what is wrong then."""
+    workers = children(process.pid)
+    if process.poll() is not None or (target == "worker" and not workers):
+        return finish(process)
+    counts[target] += 1
     if target == "worker":
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(random.choice(workers), signal.SIGKILL)
-        return finish(process), True
+        os.kill(random.choice(workers), signal.SIGKILL)
+        return finish(process)
     (os.killpg if target == "group" else os.kill)(process.pid, signal.SIGKILL)
-    process.wait()  # who is left holds its stderr
-    if gone(left(folder.parent), GONE_S):
-        process.communicate()
-        return "", True
-    return f"processes {left(folder.parent)} are left after {GONE_S} s", True
+    process.wait()  # its stderr ends only when none is left
+    if not gone(left(scratch), GONE_S):
+        return f"processes {left(scratch)} are left after {GONE_S} s"
+    process.communicate()
+    return ""
 
 
 def main() -> int:
@@ -106,10 +101,9 @@ def main() -> int:
     while counts.total() < options.kills and not any(wrong):
         folder = scratch / f"sweep{counts.total()}"
         for _ in range(random.choice((1, 1, 2, 3))):
-            target = random.choice(TARGETS)
-            said, hit = disturb(folder, target, random.uniform(0, takes_s))
-            counts[target] += hit
-            wrong.append(said)
+            process = start(folder)
+            time.sleep(random.uniform(0, takes_s))
+            wrong.append(disturb(process, random.choice(TARGETS), counts, scratch))
         wrong.append(finish(start(folder)))
         wrong.append("" if tree(folder) == expected else f"{folder}: other files than undisturbed")
         if not any(wrong):

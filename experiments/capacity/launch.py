@@ -541,7 +541,7 @@ def load_test(scenario: Scenario) -> tuple[str, str] | None:
     if not drawn[tool]:
         dataset, trace = _replayed(workload.arrivals, requests)
         notes.append(f"{TRACE} has the time and the lengths of each (vLLM 0.23 and later).")
-    if tool not in (engine, tools[0]):
+    if tool != tools[0]:
         notes.append("This is vLLM's tool: SGLang's cannot send this load.")
     port = (_SERVERS if scenario.disaggregation is None else _POOLS)[engine].port
     words = [program, f"--base-url http://localhost:{port}", f"--model {shlex.quote(served.name)}"]

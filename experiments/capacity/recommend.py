@@ -19,7 +19,7 @@ import numpy as np
 from sarathi_sim.profiler.storage.child import Say
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metrics import number_text
+from sarathi_sim.simulator.views.metric_registry import number_text
 from ..config.base import Source
 from ..config.loading import check_scenario
 from ..config.pools import without_hidden
@@ -552,6 +552,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
     best = found.finalists[0].option
     carries = rows[0]["carries"]
     started = launch(best.scenario) if carries else Launch(None)
+    load = _load_test(rows[0]) if carries else None
     return {
         "format": RECOMMEND_FORMAT,
         "name": "recommend",
@@ -569,7 +570,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,
-        "load_command": load[0] if (load := _load_test(rows[0])) and carries else None,
+        "load_command": load and load[0],
         "replicas": best.scenario.cluster.replicas,
         "deployments": rows,
         "one_fewer": _one_fewer(found, wanted) if carries else None,

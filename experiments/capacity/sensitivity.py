@@ -25,7 +25,7 @@ from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, OPS, SEND_REC
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
-from sarathi_sim.simulator.views.metrics import known
+from sarathi_sim.simulator.views.metric_registry import known
 from ..config.base import Assignments, Config, Source
 from ..config.deployment import Deployment, deploy
 from ..config.effects import ops_of, refuse_without_effect

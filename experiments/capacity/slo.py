@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field
 
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metrics import percentile, weighted_quantiles
+from sarathi_sim.simulator.views.metric_registry import percentile
+from sarathi_sim.simulator.views.metrics import weighted_quantiles
 from ..config.base import Count, Strict, Text
 
 LATENCIES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
@@ -12,33 +12,17 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from sarathi_sim.policies.catalogue import is_pooled, of_micro_batches
-from sarathi_sim.policies.kv import Blocks
 from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Longest
-from sarathi_sim.policies.pool import Pool, PoolPolicy
-from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import OutputLengths, Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
-from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import OPS, op_label
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.child import available_bytes, size_text
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.load.engine_memory import (
-    NO_DRAFTER,
-    SHARES,
-    CapacityError,
-    DrafterBytes,
-    EngineMemory,
-    Step,
-    drafter_bytes,
-    engine_memory,
-    kept_share,
-    kv_capacity_tokens,
-    max_batch,
-    stage_layers,
-)
+from sarathi_sim.simulator.load.engine_memory import NO_DRAFTER, SHARES, EngineMemory, stage_layers
 from sarathi_sim.simulator.loop.group import StepPredictor
 from sarathi_sim.simulator.loop.handover import Handover, simulate_pools
 from sarathi_sim.simulator.loop.records import EngineSwitches, Records, Switches
@@ -67,7 +51,6 @@ from .inputs import (
     of_its_version,
     op_times_of,
     provenance,
-    running_of,
     with_formats,
     with_host_time,
     with_running,
@@ -87,14 +70,8 @@ from .pools import (
     speculation_note,
 )
 from .requests import Traffic, build_clients, build_requests
-from .scenario import (
-    POOLS,
-    Batching,
-    Disaggregation,
-    KvCache,
-    Scenario,
-    Transfers,
-)
+from .room import Room, bytes_of_drafter, cached_share, pools_of, room_of
+from .scenario import POOLS, Batching, Disaggregation, KvCache, Scenario, Transfers
 from .workload import ZipfLengths
 
 # Bytes of this machine's memory (docs/lab/performance.md): of a request, of its records and
@@ -206,11 +183,11 @@ class Deployment:
 
     def summary(self, analysis: Analysis) -> dict[str, Any]:
         """A run of it in numbers (docs/metrics.md)."""
-        first, *others = [
+        pools = (
             Hardware(pool.device, pool.scenario.cluster.tp, pool.scenario.kernels)
             for pool in self.pools
-        ]
-        return analysis.summary(self.model, *first, decode=others[0] if others else None)
+        )
+        return analysis.summary(self.model, *pools)
 
     @property
     def switches(self) -> Switches:
@@ -230,7 +207,6 @@ class Deployment:
         if self.scenario.kv_cache is not None:
             pools = pools_of(
                 self.scenario,
-                cluster.max_length,
                 self.requests,
                 count,
                 self.memory.state_blocks if self.memory is not None else 0,
@@ -458,9 +434,15 @@ class PoolsDeployment(Deployment):
         return self.prefill.memory_bytes + self.decode.memory_bytes
 
     def _served(self, predictor: Any, seed: int, clients: Clients | None, progress: Any) -> Records:
-        first, second = self.prefill.workers(predictor), self.decode.workers(predictor)
-        around: dict[str, Any] = {"seed": seed, "clients": clients, "progress": progress}
-        return simulate_pools(self.requests, first, second, self.handover, **around)
+        return simulate_pools(
+            self.requests,
+            self.prefill.workers(predictor),
+            self.decode.workers(predictor),
+            self.handover,
+            seed=seed,
+            clients=clients,
+            progress=progress,
+        )
 
 
 Requests = Callable[[Scenario, int, Source], list[Request]]
@@ -497,12 +479,12 @@ def deploy(
     if len(scenario.device) > len(given):
         notes.append(f"device: {given} is {scenario.device}")
     # 3. The memory beside the weights: KV cache and batch size.
-    kept = _kept(model, requests, scenario.cluster.tp, numbers)
+    kept = cached_share(model, requests, scenario.cluster.tp, numbers)
     spec, beside = scenario.speculation, NO_DRAFTER
     if drafter is not None:
         drafts = scenario_of_drafter(scenario, drafter, device, source)
-        beside = _beside(drafts, drafter, requests, device, source)
-    room = _room(scenario, model, device, numbers, kept, beside, source)
+        beside = bytes_of_drafter(drafts, drafter, requests, device, source)
+    room = room_of(scenario, model, device, numbers, kept, beside, source)
     if room.kv_cache is not None:
         _refuse_as_engine(scenario, room.kv_cache, requests, remote, source)
         requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
@@ -525,12 +507,7 @@ def deploy(
     }
     if drafter is not None and drafter.max_position_embeddings < model.max_position_embeddings:
         limits[f"the context of {drafter.name}"] = drafter.max_position_embeddings
-    counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
-    memory = room.memory if counted else None
-    caching = room.kv_cache is not None and bool(room.kv_cache.prefix_caching)
-    holder = "replica" if scenario.cluster.dp == 1 else "rank"
-    of_room = (memory, caching, holder, room.note)
-    notes[:0] = [*_notes(max_length, limits, ops, kept, *of_room), *said]
+    notes[:0] = [*_notes(scenario, limits, ops, kept, room), *said]
     if spec is not None:
         notes.append(speculation_note(scenario, model, drafter))
         if drafting is not None and spec.method == DRAFT_MODEL:
@@ -710,109 +687,6 @@ def with_own_prompts(requests: Iterable[Request]) -> list[Request]:
     ]
 
 
-def _kept(model: ModelSpec, requests: Collection[Request], tp: int, numbers: NumberBytes) -> float:
-    """The share of the requests' tokens that a mean layer's cache keeps."""
-    if model.windows is None and model.recurrent is None:
-        return 1.0
-    sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
-    prompt, output = sizes.reshape(-1, 2).T
-    return kept_share(model, prompt, output, tp, numbers)
-
-
-def _beside(
-    drafts: Scenario,
-    drafter: ModelSpec,
-    requests: Collection[Request],
-    device: DeviceSpec,
-    source: Source,
-) -> DrafterBytes:
-    """The memory of a drafter, sized by its own scenario (:func:`scenario_of_drafter`)."""
-    assert drafts.speculation is not None
-    tp, kernels = drafts.cluster.tp, drafts.kernels
-    numbers = kernels.number_bytes if kernels else number_bytes_of(drafts, drafter, device, source)
-    kept = _kept(drafter, requests, tp, numbers)
-    whole = drafts.speculation.method == DRAFT_MODEL
-    return drafter_bytes(drafter, tp, numbers, kept, whole=whole)
-
-
-@dataclass(frozen=True)
-class Room:
-    """The capacity of a replica: KV ``tokens``, ``in_flight`` micro-batches of ``max_batch``
-    sequences each; the paged cache, and the breakdown of a GPU's memory; and what to say of it."""
-
-    tokens: int
-    max_batch: int
-    in_flight: int
-    kv_cache: KvCache | None = None
-    memory: EngineMemory | None = None
-    note: str = ""
-
-
-def _room(
-    scenario: Scenario,
-    model: ModelSpec,
-    device: DeviceSpec,
-    numbers: NumberBytes,
-    kept: float,
-    beside: DrafterBytes,
-    source: Source,
-) -> Room:
-    """The capacity of a replica whose cache keeps a share ``kept`` of the tokens, ``beside`` a
-    drafter. Raises UserError if the weights, a request, or the configured batch or blocks do not
-    fit."""
-    cluster, policy, cache = scenario.cluster, scenario.policy.build(), scenario.kv_cache
-    layers, max_length = cluster.layers_per_stage, cluster.max_length
-    assert layers and max_length
-    on = (model, device, cluster.tp, layers)
-    try:
-        if not is_pooled(policy):
-            tokens = kv_capacity_tokens(*on, cluster.usable_memory, numbers, kept)
-            return _reserved(scenario, tokens, max_length, source)
-        cache, setting = cache or KvCache(), policy.memory_share
-        chunking, share = policy.chunking, getattr(cache, setting) or cluster.usable_memory
-        step = Step(
-            chunking.rows if chunking is not None else max_length,
-            policy.max_num_seqs,
-            cache.activation_bytes,
-            cache.non_torch_bytes,
-            cache.cuda_graph_bytes,
-            policy.version,
-        )
-        memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept, beside)
-        blocks, states = cache.num_blocks or memory.num_blocks, memory.state_blocks
-        if max_length > (max(blocks, memory.num_blocks) - states) * cache.block_size:
-            max_batch((memory.num_blocks - 1 - states) * cache.block_size, max_length)
-    except CapacityError as error:
-        key = "kv_cache" if is_pooled(policy) else "cluster"
-        raise source.error(key, None, str(error)) from None
-    if blocks > memory.most_blocks:
-        problem = f"must be at most {memory.most_blocks}, what the memory holds beside the weights"
-        raise source.error("kv_cache.num_blocks", blocks, problem)
-    tokens = (blocks - 1) * cache.block_size  # one is the null block
-    in_flight = pool_settings(scenario, policy, max_length)["max_in_flight"]
-    running, note = running_of(policy, cache, memory, source)
-    cache = cache.model_copy(update={"num_blocks": blocks})
-    return Room(tokens, running, in_flight, cache, memory, note)
-
-
-def _reserved(scenario: Scenario, tokens: int, max_length: int, source: Source) -> Room:
-    """The capacity where each sequence reserves its memory. Raises UserError for a configured
-    batch that does not fit, and CapacityError if not one sequence does."""
-    batching, pp = scenario.batching, scenario.cluster.pp
-    in_flight = batching.max_in_flight or pp
-    batch = batching.max_batch or max_batch(tokens, max_length, in_flight)
-    micro_batches = min(in_flight, pp)
-    most = tokens // (max_length * micro_batches)
-    if batching.max_batch and batching.kv_reservation == "max_length" and batch > most:
-        raise source.error(
-            "batching.max_batch",
-            batch,
-            f"does not fit: must be at most {most}, because the KV cache holds {tokens} tokens and "
-            f"each sequence of {micro_batches} micro-batches reserves {max_length}",
-        )
-    return Room(tokens, batch, in_flight)
-
-
 def _refuse_as_engine(
     scenario: Scenario,
     kv_cache: KvCache,
@@ -834,17 +708,11 @@ def _refuse_as_engine(
 
 
 def _notes(
-    max_length: int,
-    limits: dict[str, int],
-    ops: OpTimes,
-    kept: float,
-    memory: EngineMemory | None,
-    caching: bool,
-    holder: str,
-    states: str,
+    scenario: Scenario, limits: dict[str, int], ops: OpTimes, kept: float, room: Room
 ) -> list[str]:
-    """Messages about a deployment for the user; ``memory`` if its blocks were computed here, those
-    of a ``holder``: a replica, or a rank."""
+    """Messages about a deployment for the user; of the memory if its blocks were computed here."""
+    max_length, cache, memory = scenario.cluster.max_length, scenario.kv_cache, room.memory
+    assert max_length
     notes = [
         f"longest sequence: cluster.max_length {max_length} is more than {limit}, {what}"
         for what, limit in limits.items()
@@ -854,19 +722,20 @@ def _notes(
     if ops.model.recurrent is not None:
         full = len(ops.model.kinds["attention"])
         notes.append(
-            states
+            room.note
             or f"recurrent layers: with their states the KV cache takes {kept:.0%} of what "
             "one in all layers would"
         )
         notes[-1] += f"; {full} of {ops.model.num_layers} layers have a KV cache"
-        if caching:
+        if room.kv_cache is not None and room.kv_cache.prefix_caching:
             notes.append(
                 "prefix caching: a hit counts at any block; engines keep recurrent states only at "
                 "some, so they hit less (docs/models.md)"
             )
     elif kept < 1:
         notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
-    if memory is not None:
+    if memory is not None and (cache is None or cache.num_blocks is None):
+        holder = "replica" if scenario.cluster.dp == 1 else "rank"
         notes.append(f"memory: {memory.num_blocks:,} KV blocks a {holder}: {memory.text()}")
     return notes
 
@@ -879,43 +748,3 @@ def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
         if kv_cache is not None and "KV blocks" in why:
             key, value = "kv_cache.num_blocks", kv_cache.num_blocks
         raise source.error(key, value, f"every request is rejected: the longest one {why}")
-
-
-# Pools ---------------------------------------------------------------------------------------
-
-
-def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> dict[str, Any]:
-    """Keyword arguments of a pool. One micro-batch per stage is in flight, and one more if the
-    policy forms iterations ahead."""
-    pp = scenario.cluster.pp
-    depth = scenario.batching.max_in_flight or pp + policy.ahead
-    found = {"max_in_flight": depth, "max_length": max_length, "stages": pp}
-    if (spec := scenario.speculation) is not None:
-        found["draft_length"] = spec.draft_length
-        ahead = policy.looks_ahead and spec.method != "ngram"
-        found["lookahead"] = spec.draft_length if ahead else 0
-        found["draft_slots"] = draft_slots(scenario)
-    return found
-
-
-def pools_of(
-    scenario: Scenario,
-    max_length: int,
-    requests: Collection[Request],
-    count: int = 1,
-    state_blocks: int = 0,
-) -> list[Pool]:
-    """Fresh pools that serve these requests in the simulator; their blocks are counted."""
-    pools, cache = [], scenario.kv_cache
-    for _ in range(count):
-        policy = scenario.policy.build()
-        assert is_pooled(policy) and cache is not None and cache.num_blocks
-        kind = policy.cached_blocks if cache.prefix_caching else Blocks
-        blocks = kind(cache.num_blocks, cache.block_size, state_blocks)
-        if cache.prompts_cached:
-            for r in requests:
-                own = Sequence(r.id, r.prompt_tokens, r.max_tokens, 0, prefix=r.prefix)
-                blocks.preload(own)
-        settings = pool_settings(scenario, policy, max_length)
-        pools.append(Pool(policy, blocks, **settings))
-    return pools

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from sarathi_sim.profiler.storage.files import read_bounded, user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError, did_you_mean
-from sarathi_sim.simulator.views.metrics import METRICS, percentile, quantity
+from sarathi_sim.simulator.views.metric_registry import METRICS, percentile, quantity
 from .base import (
     Assignments,
     Config,

@@ -34,7 +34,7 @@ from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.simulator.loop.records import EngineSwitches
 from sarathi_sim.simulator.loop.routers import Router
-from sarathi_sim.simulator.views.metrics import number_text, with_unit
+from sarathi_sim.simulator.views.metric_registry import number_text, with_unit
 from .base import (
     Count,
     Degree,

@@ -26,7 +26,7 @@ from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.not_modelled import LIMITS, Kind
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.load.trace import NAMES, NEEDED
-from sarathi_sim.simulator.views.metrics import METRICS
+from sarathi_sim.simulator.views.metric_registry import METRICS
 from ..config.loading import CONFIGS
 from ..config.scenario import PARAMETERS, Header, Scenario
 from ..report import render

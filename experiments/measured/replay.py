@@ -205,21 +205,15 @@ class Simulated:
             **found,
             "off_pct": _off(found, measured),
             "per_request_pct": {key: float((100 * e.abs()).median()) for key, e in each.items()},
-            **{key: counts[key] for key in COUNTS if key in counts},
+            **{key: counts[key] for key in COUNTS if counts.get(key) is not None},
             "notes": list(deployment.remarks),
         }
 
     def compared(self, label: str) -> Compared:
-        """Its parts, as ``compare`` takes them."""
-        parts = explain(self.analysis, self.deployment.predictor)
-        return Compared(
-            label,
-            self.deployment.scenario.policy.name,
-            {},
-            parts,
-            (),
-            (),
-        )
+        """Its parts, as ``compare`` takes them; two pools have none."""
+        one, *others = self.deployment.pools
+        parts = None if others else explain(self.analysis, one.predictor)
+        return Compared(label, one.scenario.policy.name, {}, parts, (), ())
 
 
 def simulated(deployment: Deployment) -> Simulated:

@@ -32,10 +32,8 @@ REPEATS = 0.01
 
 def errors_of(deployment: Deployment) -> StackErrors | None:
     """Errors of servers of its stack beyond those of op times and host; None without a stack."""
-    if (stack := deployment.scenario.stack) is None:
-        return None
-    times = host_times(mixtures=deployment.model.experts is not None)
-    return times.errors[named_stack(stack)[0]]
+    stack, mixture = deployment.pools[-1].scenario.stack, deployment.model.experts is not None
+    return host_times(mixtures=mixture).errors[named_stack(stack)[0]] if stack else None
 
 
 def bands_of(case: Case, plain: Simulated, overheads: Overheads) -> dict[str, list[float]]:
@@ -133,7 +131,7 @@ class ScoredRun:
             (float(table["ttft_s"].mean()), float(table["latency_s"].mean())) for table in tables
         )
         both = comparison(zero.compared("zero"), fitted.compared("fitted"))
-        parts = both["mean_latency"]["parts"]
+        parts = both.get("mean_latency", {"parts": {}})["parts"]
         parts.pop("frontend", None)  # has its own line
         return {
             "latency_s": latency - before,
@@ -154,12 +152,10 @@ class ScoredRuns:
 
     def content(self) -> dict[str, Any]:
         """As ``score --json`` prints it: ``runs`` by name, and what served them."""
-        served, runs = dict[str, dict[str, str]](), dict[str, dict[str, Any]]()
-        for each in self.runs:
-            name, one = each.case.name, each.case.deployment
-            served[name] = {"model": one.model.name, "device": one.device.name}
-            runs[name] = each.content()
-        return {"deployments": served, "runs": runs}
+        served = {each.case.name: each.case.deployment for each in self.runs}
+        about = {n: {"model": d.model.name, "device": d.device.name} for n, d in served.items()}
+        runs = {each.case.name: each.content() for each in self.runs}
+        return {"deployments": about, "runs": runs}
 
     def write(self, folder: Path) -> None:
         """``requests.csv``, a row a request: run, lengths, measures as measured and simulated."""
@@ -185,10 +181,8 @@ def score_runs(cases: Sequence[Case], progress: Progress) -> ScoredRuns:
         alike = [each for each in cases if each.server == case.server]
         if case.server not in together:
             together[case.server] = fit(alike, case.configured).overheads
-        variants = {"zero": Overheads(), "configured": case.configured}
-        variants["fitted"] = together[case.server]
-        if case.configured == Overheads():
-            del variants["configured"]
+        own = {"configured": case.configured} if case.configured != Overheads() else {}
+        variants = {"zero": Overheads(), **own, "fitted": together[case.server]}
         if others := [each for each in alike if each is not case]:
             variants["left_out"] = fit(others, case.configured).overheads
         runs = {name: case.under(overheads) for name, overheads in variants.items()}

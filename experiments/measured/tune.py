@@ -91,7 +91,7 @@ class Tuned:
 
     @property
     def mixed_up(self) -> list[tuple[str, str]]:
-        """Pairs without a significant difference: much correlated, and neither settled."""
+        """Pairs that the runs do not separate: much correlated, and neither of them settled."""
         sd = np.sqrt(np.diag(self.covariance))
         related = self.covariance / np.outer(sd, sd)
         names = [knob.name for knob in self.knobs]
@@ -264,7 +264,8 @@ class TunedServer:
 
 def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> TunedServer:
     """The constants of the server that an experiment describes in its only scenario. Raises
-    UserError as :func:`deploy`, and for other files, without a stack, or with a calibration."""
+    UserError as :func:`deploy` does, for files of no load tool, and for a scenario without a stack
+    or with a calibration."""
     if len(experiment.scenarios) > 1:
         names = ", ".join(experiment.scenarios)
         raise UserError(f"{experiment.file}: has the scenarios {names}: tune needs just one")
@@ -287,16 +288,17 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
             known = {key: {} if math.isnan(one) else {"mean": one} for key, one in means.items()}
             targets.append(MeasuredRun(run.name, known, under_load(scenario, source, run)))
     refuse_without_effect((source, target.deployment) for target in targets)
-    engine = targets[0].deployment.scenario.engine
-    fitted = fit(targets, Overheads.configured(engine), progress)
-    base = read[0]
-    nothing, gains = {metric: {"mean": 1.0} for metric in NOISE}, dict[str, float]()
-    for text, one in other_loads(base).items():
+    fitted = fit(targets, targets[0].configured, progress)
+    nothing, gains = {key: {"mean": 1.0} for key in NOISE}, dict[str, float]()
+    for text, one in other_loads(read[0]).items():
         with suppress(UserError):  # longer than the server allows
             thought = MeasuredRun(text, nothing, under_load(scenario, source, one))
             gains[text] = fitted.gain(slopes_at(thought, fitted))
-    less = "holds means only, which tell less"
-    notes = [f"{run.name}: {less}: {run.command}" for run in read if run.requests is None]
+    notes = [
+        f"{run.name}: holds means only, which tell less: {run.command}"
+        for run in read
+        if run.requests is None
+    ]
     notes += [f"{run.name}: {run.note}" for run in read if run.note]
     return TunedServer(fitted, targets, gains, notes)
 
@@ -332,13 +334,11 @@ def other_loads(base: Benchmark) -> dict[str, Benchmark]:
     """Other loads of the same server that take a few minutes, in words."""
     alone = replace(base, rate=None, requests=None)
     long = replace(alone, mean_prompt=4 * base.mean_prompt, mean_output=16)
-    many, longer = (
-        max(64, 2 * (base.concurrency or 32)),
-        "prompts four times as long, answers of 16",
-    )
+    many = max(64, 2 * (base.concurrency or 32))
+    longer = "prompts four times as long, answers of 16 tokens, 4 clients"
     return {
         "one client": replace(alone, concurrency=1, requests_count=20),
         f"{many} clients": replace(alone, concurrency=many, requests_count=4 * many),
         "200 requests at once": replace(alone, concurrency=None, requests_count=200),
-        f"{longer} tokens, 4 clients": replace(long, concurrency=4, requests_count=80),
+        longer: replace(long, concurrency=4, requests_count=80),
     }

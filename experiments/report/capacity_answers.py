@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from sarathi_sim.profiler.facts.ops import op_label
-from sarathi_sim.simulator.views.metrics import number_text
+from sarathi_sim.simulator.views.metric_registry import number_text
 from ..capacity.answer import COSTS, per_million_tokens
 from ..capacity.recommend import MUCH_LESS
 from ..capacity.slo import REJECTED, UNITS

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metrics import number_text
+from sarathi_sim.simulator.views.metric_registry import number_text
 from ..capacity.slo import UNITS
 from ..run.ranking import pareto_front
 from .charts import axis_of, bars

@@ -13,7 +13,8 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.requests import without_times
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metrics import METRICS, Analysis, Metric, number_text, with_unit
+from sarathi_sim.simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
+from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.assumptions import arrivals_line
 from ..results import Tables
 from ..run.experiment import ExperimentResult, ScenarioRun

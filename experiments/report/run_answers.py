@@ -11,7 +11,7 @@ import pandas as pd
 
 from sarathi_sim.simulator.confidence.coverage import Outside
 from sarathi_sim.simulator.load.requests import without_times
-from sarathi_sim.simulator.views.metrics import (
+from sarathi_sim.simulator.views.metric_registry import (
     METRICS,
     STEADY,
     known,

@@ -22,7 +22,7 @@ from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.storage.child import Progress
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.held_out import OpTable, held_out_errors, op_tables
-from sarathi_sim.simulator.views.metrics import METRICS, known, number_text
+from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
 from ..config.policy import POLICIES
 from ..measured.replay import COUNTS, MEASURES, NUMBERS, VARIANTS, number_at
 from ..measured.score import HOST, ScoredRun

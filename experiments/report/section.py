@@ -90,7 +90,7 @@ class Series:
 
     def in_words(self, y: Axis) -> str:
         """Its name, and some of its values, in the unit of their axis."""
-        from sarathi_sim.simulator.views.metrics import number_text
+        from sarathi_sim.simulator.views.metric_registry import number_text
 
         if self.kind == "gantt":
             return f"{self.name}: {len(self.x):,} boxes"
@@ -363,7 +363,7 @@ def enumerated(names: Sequence[str]) -> str:
 
 def number_or_dash(value: float | list[float] | None) -> str:
     """A cell of a table: a number, or the two ends of a band."""
-    from sarathi_sim.simulator.views.metrics import number_text
+    from sarathi_sim.simulator.views.metric_registry import number_text
 
     if value is None:
         return "-"

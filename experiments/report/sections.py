@@ -11,7 +11,7 @@ from typing import Any
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.profiler.storage.manifest import spoken
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metrics import number_text
+from sarathi_sim.simulator.views.metric_registry import number_text
 from ..capacity.probing import CAPACITY_FORMAT, RECOMMEND_FORMAT, SENSITIVITY_FORMAT
 from ..results import (
     ACCURACY_FORMAT,

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
-from sarathi_sim.simulator.views.metrics import STEADY, Better, known, quantity
+from sarathi_sim.simulator.views.metric_registry import STEADY, Better, known, quantity
 from ..config.scenario import parameter, value_name
 from ..results import check_kept, percentile_in, read_requests
 from ..run.ranking import ALIKE, Load
@@ -46,7 +46,7 @@ def shown(table: pd.DataFrame, metric: str) -> pd.Series[float]:
 
 
 def better(metric: str) -> Better:
-    """The better direction, from :mod:`sarathi_sim.simulator.views.metrics`."""
+    """The better direction, from :mod:`sarathi_sim.simulator.views.metric_registry`."""
     found = quantity(metric)
     return Better.NEITHER if found is None else found.metric.better
 

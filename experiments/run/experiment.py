@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sarathi_sim.profiler.storage.child import Progress, silent
 from sarathi_sim.simulator.loop.simulation import SimulationError
-from sarathi_sim.simulator.views.metrics import Analysis, asked_quantiles
+from sarathi_sim.simulator.views.metric_registry import asked_quantiles
+from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.assumptions import assumed
 from ..config.deployment import Deployment, check_together, deploy, workload_bytes
 from ..config.effects import refuse_without_effect

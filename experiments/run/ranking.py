@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metrics import Better, known
+from sarathi_sim.simulator.views.metric_registry import Better, known
 
 WEIGHED = ("output_tokens_per_s", "ttft_s.p99", "tbt_s.p99")
 """The metrics that rank options. The first decides if it differs by over :data:`DECIDES`, else the

@@ -77,8 +77,8 @@ class Combination:
         numbers = self.kernels.number_bytes if self.kernels else formats.TWO_BYTES
         usual = (BLOCK, STACK_SHARES[self.stack or "vllm"], SHARE, ITERATION, numbers)
         for tp, pp in layouts:
-            layers = stage_layers(self.model.num_layers, pp)
             try:
+                layers = stage_layers(self.model.num_layers, pp)
                 found = engine_memory(self.model, self.device, tp, layers, *usual)
             except CapacityError:
                 continue

@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
-from sarathi_sim.simulator.views.metrics import STEADY, Analysis
+from sarathi_sim.simulator.views.metric_registry import STEADY
+from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.base import Source
 from ..config.deployment import deploy
 from ..results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes

@@ -14,7 +14,7 @@ import pandas as pd
 from sarathi_sim.profiler.storage.files import regular
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, one_line
-from sarathi_sim.simulator.views.metrics import METRICS, STEADY, known
+from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, known
 from ..config.scenario import parameter, value_name
 from ..results import SUMMARY, SWEEP_FORMAT, read_summary
 from ..run.ranking import WEIGHED, Load

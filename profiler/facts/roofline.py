@@ -113,7 +113,15 @@ def attended_within(chunk: Array, context: Array, window: float, edge: float = 0
 def decode_terms(batch: Array, context: Array) -> Array:
     """What a decode's attention takes time for, a column each: launch; sequences; one sequence's
     KV (a serial loop over it); the whole batch's KV."""
-    return np.stack([np.ones_like(batch), batch, context, batch * context], axis=-1)
+    return np.stack(
+        [
+            np.ones_like(batch),
+            batch,
+            context,
+            batch * context,
+        ],
+        axis=-1,
+    )
 
 
 def attn_prefill_us(c: Columns, k: Constants) -> Array:

@@ -13,6 +13,7 @@ import torch
 
 from ..facts.device import product_folder
 from ..planning.grid import ProfileError, Timing
+from ..storage.child import host_memory
 from .timing import Timer, guarded
 
 Facts = dict[str, str | int | float]
@@ -68,10 +69,6 @@ def memory_bytes(device: str) -> tuple[int, int]:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(total), int(free)
-    from ..storage.child import (
-        host_memory,  # psutil, which a GPU node does not need
-    )
-
     return host_memory()
 
 

@@ -10,7 +10,6 @@ waits for ever. Here only the child holds the other end, so its end closes the c
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import os
@@ -30,8 +29,6 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, TypeVar
-
-import psutil
 
 from .files import PACKAGE
 from .strict import UserError
@@ -365,16 +362,14 @@ def _of_pair(function: Callable[[Any], T], pair: tuple[int, Any], told: Told) ->
     return function(pair[1])
 
 
-if __name__ == "__main__":
-    main()
-
-
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def host_memory() -> tuple[int, int]:
     """(total, free) bytes that this process may have without swapping. These are the machine's
     (free: ``MemAvailable``), or less if a control group or ``ulimit -v`` allows less."""
+    import psutil  # a GPU node does not need it
+
     machine = psutil.virtual_memory()
     total, free = machine.total, machine.available
     for limit, used in _limits():
@@ -395,13 +390,15 @@ def size_text(num_bytes: float) -> str:
 def _limits() -> Iterator[tuple[int, int]]:
     """Each limit on this process, and the used part of it: ulimit's, and those of its control
     groups (versions 1 and 2) and of all groups above."""
+    import psutil
+
     if hasattr(psutil, "RLIMIT_AS"):  # Linux only
         process = psutil.Process()
         soft = process.rlimit(psutil.RLIMIT_AS)[0]
         if soft != psutil.RLIM_INFINITY:
             yield soft, process.memory_info().vms
     lines: list[str] = []
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         lines = MEMBERSHIP.read_text().splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -413,7 +410,7 @@ def _limits() -> Iterator[tuple[int, int]]:
             cache = "total_inactive_file"
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):  # within a container its own group is the root
-            with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            with suppress(OSError, ValueError):  # "max": no limit
                 most = int((folder / limit).read_text())
                 taken = int((folder / usage).read_text()) - _field(folder / "memory.stat", cache)
                 yield most, max(0, taken)
@@ -426,3 +423,7 @@ def _field(path: Path, name: str) -> int:
     dropped."""
     rows = (line.split() for line in path.read_text().splitlines())
     return next((int(row[1]) for row in rows if row[0] == name), 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,18 +1,9 @@
-"""The metrics of a run: per request, per iteration and in total. See docs/metrics.md.
-
-Summaries, printed tables, axes, Pareto fronts, tables of sweeps and docs/reference.md are made from
-:data:`METRICS`. A new metric is an entry there, and its computation in :class:`Analysis`. A *path*
-is a metric's key with a statistic, as in ``ttft_s.p99``: its place in ``summary.json``, its name in
-a ``compare`` section, and a column of a sweep's table.
-"""
+"""The metrics of a run: per request, per iteration and in total. See docs/metrics.md."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -34,16 +25,8 @@ from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
 from ..loop.records import Floats, Ints, Records, ReplicaLog
-from .ledger import (
-    ACCOUNTS,
-    WAITS,
-    Counts,
-    Gaps,
-    Spans,
-    gaps,
-    iteration_bubbles,
-    ledger,
-)
+from .ledger import ACCOUNTS, WAITS, Counts, Gaps, Spans, gaps, iteration_bubbles, ledger
+from .metric_registry import QUANTILES, STEADY
 
 BLOCKS, CRITICAL = 10, 27
 FEWEST = 50
@@ -129,214 +112,6 @@ def mser5(values: Floats) -> int:
     squares = np.cumsum(centred[::-1] ** 2)[::-1]
     error = np.maximum(squares - total**2 / left, 0) / left.astype(float) ** 2
     return 5 * int(np.argmin(error[: count // 2 + 1]))
-
-
-QUANTILES = (0.5, 0.9, 0.95, 0.99)
-"""Those of every run; a file may ask for others (:func:`percentile`)."""
-_QUANTILES = tuple(f"p{round(100 * quantile)}" for quantile in QUANTILES)
-_SPREAD = ("mean", *_QUANTILES)
-_STEADY = "steady."
-_WORDS = {"p50": "median", "pb1": "PB1", "pb2": "PB2", "pb3": "PB3"}
-
-
-def percentile(word: str) -> float | None:
-    """The share of ``p95`` or ``p99.9``, from 1 to 99.9 percent; None for another word."""
-    match = re.fullmatch(r"p(\d{1,2}(\.\d+)?)", word)
-    return float(match[1]) / 100 if match and 1 <= float(match[1]) <= 99.9 else None
-
-
-def asked_quantiles(paths: Iterable[str]) -> tuple[float, ...]:
-    """:data:`QUANTILES`, and those of these paths."""
-    named = filter(None, map(quantity, paths))
-    asked = (percentile(one.statistic) for one in named)
-    return tuple(sorted({*QUANTILES, *(share for share in asked if share is not None)}))
-
-
-class Better(StrEnum):
-    """Which of two values is better."""
-
-    LESS = "less"
-    MORE = "more"
-    NEITHER = "neither"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One metric. ``key`` is its place in ``summary.json``, ``unit`` what it is printed in.
-
-    A distribution has ``statistics`` (``ttft_s.p99``), a number has none. ``scale`` is the printed
-    value of a stored 1: 100 for a share, printed in percent. ``grows``: in an overloaded run it
-    depends on the length of the run. ``in_summary`` is false for a metric of the requests' table
-    only, ``paged`` is true for one of runs with paged memory only, ``pools`` for one of runs with
-    two pools only.
-    """
-
-    key: str
-    name: str
-    unit: str
-    better: Better
-    statistics: tuple[str, ...] = ()
-    scale: float = 1.0
-    whole: bool = False
-    grows: bool = False
-    in_summary: bool = True
-    paged: bool = False
-    pools: bool = False
-
-    def has(self, statistic: str) -> bool:
-        """Whether it has a statistic: one of its own, or any percentile of a distribution."""
-        quantiles = "p50" in self.statistics and percentile(statistic) is not None
-        return quantiles or statistic in self.statistics
-
-
-def _latency(key: str, name: str) -> Metric:
-    return Metric(key, name, "s", Better.LESS, _SPREAD, grows=True)
-
-
-def _count(key: str, name: str, better: Better = Better.NEITHER) -> Metric:
-    return Metric(key, name, "", better, whole=True)
-
-
-def _share(key: str, name: str, better: Better, paged: bool = False) -> Metric:
-    return Metric(key, name, "%", better, scale=100.0, paged=paged)
-
-
-_ALL = (
-    _count("requests", "requests"),
-    _count("finished", "finished requests", Better.MORE),
-    _count("rejected", "rejected requests", Better.LESS),
-    Metric("makespan_s", "makespan", "s", Better.LESS),
-    Metric("requests_per_s", "request throughput", "requests/s", Better.MORE),
-    Metric("tokens_per_s", "token throughput", "tokens/s", Better.MORE),
-    Metric("output_tokens_per_s", "output token throughput", "tokens/s", Better.MORE),
-    _share("mfu", "model FLOPs utilisation", Better.MORE),
-    _count("gpus", "GPUs", Better.LESS),
-    _count("iterations", "iterations"),
-    _count("stage_executions", "stage executions"),
-    Metric("mean_batch", "mean batch", "sequences", Better.NEITHER),
-    _share("kv_peak_share", "peak KV occupancy", Better.NEITHER),
-    Metric("preemptions", "preemptions", "", Better.LESS, whole=True, paged=True),
-    Metric("preemption_rate", "preemptions a request", "", Better.LESS, paged=True),
-    _share("hit_rate", "prompt tokens found in the prefix cache", Better.MORE, paged=True),
-    _share("recomputed_share", "computed tokens that were computed again", Better.LESS, paged=True),
-    Metric(
-        "extra_decodes", "decodes after a request's end", "", Better.LESS, whole=True, paged=True
-    ),
-    Metric("empty_iterations", "empty iterations", "", Better.NEITHER, whole=True, paged=True),
-    Metric("drafted_tokens", "drafted tokens", "", Better.NEITHER, whole=True, paged=True),
-    Metric("refused_tokens", "refused drafts", "", Better.LESS, whole=True, paged=True),
-    Metric("accepted_per_step", "tokens of a decode", "", Better.MORE, paged=True),
-    Metric("tbt_s", "time between tokens", "s", Better.LESS, _QUANTILES),
-    _latency("queueing_s", "queueing delay"),
-    _latency("ttft_s", "time to first token"),
-    _latency("tpot_s", "time per output token"),
-    _latency("latency_s", "latency"),
-    Metric("prefill_s", "time in prefill", "s", Better.LESS, _SPREAD, pools=True),
-    Metric("slot_s", "wait for a decode slot", "s", Better.LESS, _SPREAD, pools=True),
-    Metric("transfer_s", "transfer of the KV cache", "s", Better.LESS, _SPREAD, pools=True),
-    Metric("bubble_s", "bubble time of a request", "s", Better.LESS, _SPREAD),
-    _share("bubble_share", "bubbles, share of the stages' time", Better.LESS),
-    Metric("ledger_s", "stages' time", "s", Better.NEITHER, ("wall", *ACCOUNTS)),
-    _count("steady.kendall_s", "trend of the waiting requests (Kendall's S)"),
-    _count("steady.warmup_requests", "requests of the warm-up"),
-    Metric("tbt_max_s", "longest time between tokens", "s", Better.LESS, in_summary=False),
-)
-
-METRICS = {metric.key: metric for metric in _ALL}
-"""By key."""
-
-STEADY = tuple(key for key, metric in METRICS.items() if metric.grows)
-"""Metrics whose quantiles have a meaning in a steady run only."""
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """One number of a run: a metric and, for a distribution, one of its statistics."""
-
-    metric: Metric
-    statistic: str = ""
-    of_steady_part: bool = False
-
-    @property
-    def path(self) -> str:
-        """The place in the summary, as in ``ttft_s.p99``."""
-        path = ".".join(filter(None, (self.metric.key, self.statistic)))
-        return _STEADY + path if self.of_steady_part else path
-
-    @property
-    def label(self) -> str:
-        """The heading of a table's row: ``time to first token, p99``."""
-        statistic = _WORDS.get(self.statistic, self.statistic.replace("_", " "))
-        part = "steady part" if self.of_steady_part else ""
-        return ", ".join(filter(None, (self.metric.name, statistic, part)))
-
-    @property
-    def axis(self) -> str:
-        """The label of an axis: ``time to first token, p99 (s)``."""
-        return with_unit(self.label, self.metric.unit)
-
-    @property
-    def spoken(self) -> str:
-        """Within a sentence: ``p99 time to first token``."""
-        return " ".join(filter(None, (self.statistic, self.metric.name)))
-
-    def text(self, value: float) -> str:
-        """The stored value as it is printed, without its unit."""
-        return number_text(value if self.metric.whole else self.metric.scale * value)
-
-    def texts(self, values: Sequence[float | None]) -> list[str]:
-        """Stored values as a table has them: :func:`number_texts`, without their unit."""
-        scale = 1 if self.metric.whole else self.metric.scale
-        return number_texts([None if value is None else scale * value for value in values])
-
-
-def quantity(path: str) -> Quantity | None:
-    """The metric of a path such as ``ttft_s.p99`` or ``steady.ttft_s.p99``; None if there is none.
-    A distribution's key alone names it as a whole."""
-    if path in METRICS:
-        return Quantity(METRICS[path])
-    steady = path.startswith(_STEADY)
-    key, _, statistic = path.removeprefix(_STEADY if steady else "").partition(".")
-    metric = METRICS.get(key)
-    if metric is None or not metric.has(statistic) or (steady and not metric.grows):
-        return None
-    return Quantity(metric, statistic, steady)
-
-
-def known(path: str) -> Quantity:
-    """:func:`quantity` of a path that the program itself names. Raises KeyError for no metric."""
-    found = quantity(path)
-    if found is None:
-        raise KeyError(path)
-    return found
-
-
-def with_unit(name: str, unit: str) -> str:
-    """``latency (s)``; the name alone without a unit."""
-    return f"{name} ({unit})" if unit else name
-
-
-def number_text(value: float) -> str:
-    """A number for readers: whole from 1,000 on, with three digits below 1."""
-    if isinstance(value, int) or abs(value) >= 999.5:
-        return f"{value:,.0f}"
-    if abs(value) < 1:
-        return f"{value:.3g}"
-    return f"{value:.{1 if abs(value) >= 99.5 else 2}f}"
-
-
-def number_texts(values: Sequence[float | None]) -> list[str]:
-    """Numbers of one metric, each with as many decimals: those that :func:`number_text` has for the
-    smallest, but at most five digits of the largest. ``-`` for None and NaN."""
-    sizes = [abs(v) for v in values if v and math.isfinite(v) and not isinstance(v, int)]
-    decimals = 0
-    if sizes:
-        small, large = (math.floor(math.log10(size)) for size in (min(sizes), max(sizes)))
-        usual = 0 if min(sizes) >= 999.5 else 1 if min(sizes) >= 99.5 else 2 - min(small, 0)
-        decimals = max(0, min(usual, 4 - large))
-    return [
-        "-" if value is None or math.isnan(value) else f"{value:,.{decimals}f}" for value in values
-    ]
 
 
 T = TypeVar("T")
@@ -433,7 +208,7 @@ def speculation_summary(records: Records, done: Mapping[str, Ints]) -> dict[str,
     return {
         "drafted_tokens": drafted,
         "refused_tokens": drafted - accepted,
-        "accepted_per_step": 1 + accepted / decodes if decodes else float("nan"),
+        "accepted_per_step": 1 + accepted / decodes if decodes else np.nan,
     }
 
 
@@ -654,7 +429,7 @@ class Analysis:
         done, part = self.request_columns, self._steady_part
         names = [name for name in (*STEADY, "tbt_max_s", *PARTS) if name in done]
         gaps_s, counts = self._gaps_after_warmup
-        mean = float(np.average(gaps_s, weights=counts)) if len(gaps_s) else float("nan")
+        mean = float(np.average(gaps_s, weights=counts)) if len(gaps_s) else np.nan
         return {
             "warmup_requests": len(done["request"]) - len(self.records.rejections) - len(part),
             **self._spreads({name: done[name][part] for name in names}),
@@ -727,18 +502,9 @@ class Analysis:
         order = np.lexsort((change, when))
         return when[order], np.cumsum(change[order])
 
-    def summary(
-        self,
-        model: ModelSpec,
-        device: DeviceSpec,
-        tp: int,
-        kernels: Kernels | None = None,
-        *,
-        decode: Hardware | None = None,
-    ) -> dict[str, Any]:
-        """The run in numbers, JSON-able (docs/metrics.md gives each one's formula). ``kernels`` say
-        the number formats (None: all in bf16). With two pools these are the prefill pool's, and
-        ``decode`` what the other one runs on."""
+    def summary(self, model: ModelSpec, *pools: Hardware) -> dict[str, Any]:
+        """The run in numbers, JSON-able (docs/metrics.md gives each one's formula). ``pools`` are
+        the prefill and the decode pool, where there are two."""
         records, logs = self.records, self.records.replicas
         done = self.request_columns
         if records.rejections:  # this copies, so only if needed
@@ -748,7 +514,6 @@ class Analysis:
         makespan = records.end_s - float(records.arrival_s.min()) if finished else 0.0
         prompt, output = done["prompt_tokens"], done["output_tokens"]
         hit = done.get("hit_tokens", np.zeros(1))
-        pools = [Hardware(device, tp, kernels), *([decode] if decode is not None else [])]
         first = records.prefill_logs or len(logs)
         gpus = sum(
             pool.tp * sum(log.num_stages for log in part)
@@ -762,7 +527,7 @@ class Analysis:
         totals = {n: float(self.ledger_columns[f"{n}_s"].sum()) for n in ("wall", *ACCOUNTS)}
         bubble = sum(totals[name] for name in WAITS)
         peaks = (self.kv_occupancy(i)[1].max(initial=0) / logs[i].kv_capacity for i in self.at_work)
-        rate = 1 / makespan if makespan else float("nan")
+        rate = 1 / makespan if makespan else np.nan
         return {
             "requests": len(records.request_id),
             "finished": finished,
@@ -775,7 +540,7 @@ class Analysis:
             "gpus": gpus,
             "iterations": iterations,
             "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
-            "mean_batch": carried / iterations if iterations else float("nan"),
+            "mean_batch": carried / iterations if iterations else np.nan,
             "kv_peak_share": float(max(peaks, default=0.0)),
             **(paging_summary(records, done) if is_paged(records) else {}),
             **speculation_summary(records, done),
@@ -783,7 +548,7 @@ class Analysis:
             **self._spreads(
                 {name: done[name] for name in (*STEADY, "bubble_s", *PARTS) if name in done}
             ),
-            "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
+            "bubble_share": bubble / totals["wall"] if totals["wall"] else np.nan,
             "ledger_s": totals,
             "steady": self._steady(done),
         }
@@ -816,8 +581,8 @@ class Analysis:
         there = {name: values[~np.isnan(values)] for name, values in columns.items()}
         nothing = _named(
             self.quantiles,
-            [float("nan")] * len(self.quantiles),
-            float("nan"),
+            [np.nan] * len(self.quantiles),
+            np.nan,
         )
         spreads = dict.fromkeys(columns, nothing)
         for size in {len(values) for values in there.values()} - {0}:
@@ -832,7 +597,7 @@ class Analysis:
 def weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[float]) -> list[float]:
     """For each quantile, the smallest value with that share of the weight up to it; else NaN."""
     if not len(values):
-        return [float("nan")] * len(quantiles)
+        return [np.nan] * len(quantiles)
     order = np.argsort(values)
     until = np.cumsum(weights[order], dtype=np.int64)
     indices = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
@@ -853,23 +618,15 @@ def _useful_s_of_pools(
     parts = [(prompt, output, hit)]
     if len(pools) > 1:
         parts = [(prompt, np.ones_like(output), hit), (prompt + 1, output - 1, prompt)]
-    return sum(
-        _useful_s(model, pool.device, pool.kernels, *part)
-        for pool, part in zip(pools, parts, strict=True)
-    )
+    return sum(_useful_s(model, pool, *part) for pool, part in zip(pools, parts, strict=True))
 
 
 def _useful_s(
-    model: ModelSpec,
-    device: DeviceSpec,
-    kernels: Kernels | None,
-    prompt: Floats,
-    output: Floats,
-    hit: Floats,
+    model: ModelSpec, pool: Hardware, prompt: Floats, output: Floats, hit: Floats
 ) -> float:
     """Seconds that one GPU needs for the FLOPs of the requests, under any schedule, each kind at
     the peak of its number format. Cached tokens, ``hit``, take none."""
-    used = kernels or Kernels("vllm")  # all in bf16
+    device, used = pool.device, pool.kernels or Kernels("vllm")  # all in bf16
     processed = prompt + output - 1
     attention = float(model.num_layers * model.attention_flops_per_pair)
     nothing = np.zeros(1)

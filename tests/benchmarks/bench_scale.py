@@ -33,8 +33,7 @@ def main(policy: str, count: int) -> int:
     began = time.process_time()
     records = deployment.simulate()
     loop_s = time.process_time() - began
-    tp = deployment.scenario.cluster.tp
-    summary = Analysis(records).summary(deployment.model, deployment.device, tp)
+    summary = deployment.summary(Analysis(records))
     summary_s = time.process_time() - began - loop_s
     assert summary["finished"] == count and summary["steady"]["state"] == "steady"
     ran = (log.iterations for log in records.replicas)

@@ -263,11 +263,16 @@ def test_a_band_joins_the_errors_of_ops_host_and_stack(
 
 def test_overheads_reach_both_pools(tmp_path: Path) -> None:
     """Kernels that take twice as long double the TPOT of a request alone, and its prompt's time."""
-    both = {
-        "disaggregation": {"prefill": {"engine": NO_HOST}, "decode": {"engine": NO_HOST_OF_DECODES}}
+    pools = {
+        "prefill": {"stack": "vllm", "engine": NO_HOST},
+        "decode": {"stack": "vllm", "engine": NO_HOST_OF_DECODES},
     }
-    config = winner(tmp_path, "vllm", workload=ALONE, **both)
+    config = winner(tmp_path, "vllm", workload=ALONE, stack=None, disaggregation=pools)
     (served,) = deployed(config).values()
+    assert score.errors_of(served), "those of the pools' own stack"
+    options = {"backend": "", "model": "", "request_rate": "inf"}
+    (tmp_path / RESULT).write_text(saved("vllm", served, Overheads(), options))
+    called("score", tmp_path / RESULT, "--config", config)
     once, twice = (
         simulated(Overheads(kernels=factor, links=factor).of(served)).requests for factor in (1, 2)
     )

@@ -558,13 +558,10 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
 def test_a_load_leaves_out_what_either_pool_is_too_short_for(tmp_path: Path) -> None:
     (log := tmp_path / "log.csv").write_text("prompt,decode\n100,5\n300,5\n700,5\n900,5\n")
     load = {"lengths": {"kind": "trace", "path": str(log)}, "too_long": "reject"}
-    pools = {
-        "prefill": {"cluster": {"max_length": 800}},
-        "decode": {"cluster": {"max_length": 600}},
-    }
-    found = load_test(
-        scenario("vllm", "qwen3-32b", cluster={}, disaggregation=pools, workload=load)
-    )
+    longest = {"prefill": 800, "decode": 600}
+    pools = {name: {"cluster": {"max_length": most}} for name, most in longest.items()}
+    keys = {"cluster": {}, "disaggregation": pools, "workload": load}
+    found = load_test(scenario("vllm", "qwen3-32b", **keys))
     assert found is not None and "Left out, as they are too long: 2." in found[0]
 
 

@@ -236,14 +236,12 @@ def test_the_summary_counts_both_pools() -> None:
     prefill, decode = (Hardware(pool.device, pool.scenario.cluster.tp) for pool in found.pools)
     rates = prefill.device.peak_flops, decode.device.peak_flops
     alike = prefill._replace(tp=2)
-    slow, fast = (
-        analysis.summary(found.model, *prefill, decode=each)["mfu"] for each in (decode, alike)
-    )
-    one = analysis.summary(found.model, prefill.device, 1)
+    slow, fast = (analysis.summary(found.model, prefill, each)["mfu"] for each in (decode, alike))
+    one = analysis.summary(found.model, prefill)
     all_on_prefill = one["mfu"] * one["gpus"] / 4
     assert fast == pytest.approx(all_on_prefill)
     prompts = Analysis(replace(analysis.records, output_tokens=np.ones(60, np.int64)))
-    of_prompts = prompts.summary(found.model, prefill.device, 1)["mfu"] * one["gpus"] / 4
+    of_prompts = prompts.summary(found.model, prefill)["mfu"] * one["gpus"] / 4
     assert slow == pytest.approx(of_prompts + (fast - of_prompts) * rates[0] / rates[1])
 
 

@@ -473,12 +473,20 @@ def test_what_cannot_be_deployed_is_left_out(tmp_path: Path) -> None:
     assert "not between: " in printed and "cluster.tp" in printed
 
 
+def test_a_search_that_failed_has_no_winner() -> None:
+    asked = wanted()
+    options, _ = deployable(asked)
+    found = Recommendation([chosen_by.Answer(options[0], None, None, "lost")], [], {}, {}, options)
+    content = answer_of(found, asked, load_prices(None))
+    assert content["deployments"][0]["error"] == "lost"
+    assert not any(content[key] for key in ("winner", "command", "load_command", "needs"))
+
+
 def far(best: Option, others: dict[str, Left], options: list[Option]) -> list[str]:
     """The neighbours of a deployment whose two servers sustain 20 requests/s that are far off."""
     two = best.changed(f"{best.name} x 2", best.scenario.having("cluster", replicas=2))
-    first = SimpleNamespace(option=two, load=20.0)
-    screened: list[Any] = []
-    found = Recommendation([first], screened, others, {}, options)  # type: ignore[list-item]
+    first: Any = SimpleNamespace(option=two, load=20.0)
+    found = Recommendation([first], [], others, {}, options)
     return [one["name"] for one in far_neighbours(found)]
 
 

@@ -23,7 +23,7 @@ from sarathi_sim.experiments.report.timeline import boxes_window, busy_shares
 from sarathi_sim.experiments.results import read_summary
 from sarathi_sim.experiments.run.compare import simulate_again
 from sarathi_sim.profiler.storage.strict import UserError
-from sarathi_sim.simulator.views.metrics import known
+from sarathi_sim.simulator.views.metric_registry import known
 from tests.experiments.small_config import called, refused
 from tests.experiments.small_report import ALL_KINDS
 

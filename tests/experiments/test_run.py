@@ -24,7 +24,7 @@ from sarathi_sim.experiments.run.experiment import ExperimentResult, simulate_al
 from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
-from sarathi_sim.simulator.views.metrics import METRICS
+from sarathi_sim.simulator.views.metric_registry import METRICS
 from tests.experiments.small_config import SMALL, summary_of
 
 CDFS = ("ttft_cdf", "tbt_cdf", "latency_cdf", "bubble_cdf")

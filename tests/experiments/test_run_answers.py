@@ -20,7 +20,7 @@ from sarathi_sim.experiments.report.run_answers import (
 )
 from sarathi_sim.experiments.run.compare import compare
 from sarathi_sim.experiments.run.ranking import WEIGHED, Load
-from sarathi_sim.simulator.views.metrics import number_texts
+from sarathi_sim.simulator.views.metric_registry import number_texts
 from tests.experiments.small_config import called, summary_of
 from tests.experiments.small_sweep import CHUNK, RATE, of
 

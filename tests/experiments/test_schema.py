@@ -16,7 +16,7 @@ from sarathi_sim.experiments.capacity import options
 from sarathi_sim.experiments.lab.pages import fields_of, schema
 from sarathi_sim.experiments.results import SCHEMA
 from sarathi_sim.simulator.views.ledger import ACCOUNTS
-from sarathi_sim.simulator.views.metrics import METRICS
+from sarathi_sim.simulator.views.metric_registry import METRICS
 from tests.experiments.small_config import called
 from tests.experiments.test_assumed import ASKED, SEARCHED, SERVER
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,6 +58,13 @@ def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
             times["all-reduce"] = source.all_reduce(1024 * many)
         for op, found in times.items():
             assert (np.isfinite(found) & (found > 0)).all(), (cell.model.name, cell.kernels, op)
+
+
+def test_fewer_layers_than_stages() -> None:
+    """Where nothing fits, a model of four layers is refused as any other."""
+    model = replace(load_model("llama-13b"), num_layers=4, hidden_size=2**17, ffn_hidden_size=2**20)
+    cell = next(cells([model], [load_device("h100-80g-sxm")]))
+    assert cell.memory is None and "does not fit 8 x 16 GPUs" in cell.refused
 
 
 def test_details_are_those_of_a_run() -> None:

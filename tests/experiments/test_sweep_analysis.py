@@ -149,6 +149,8 @@ def damaged(sweep: Path, to: Path, change: Change) -> Path:
     "change",
     [
         lambda table, summary: summary.pop("axes"),
+        lambda table, summary: summary.update(axes=["no.such.key"]),
+        lambda table, summary: summary.update(contrast="policy"),
         lambda table, summary: summary.update(notes=[{}]),
         lambda table, summary: table.pop("requests"),
         lambda table, summary: (

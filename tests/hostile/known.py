@@ -23,6 +23,7 @@ _PLACES = {
     f"{BUNDLE}/meta.yaml": "tile: 128",
 }  # fmt: skip
 _CHECK = Command(["run", "exp.yaml", "--dry-run"])
+_TINY = Command([*_CHECK.argv, "--set", "model=hf/tiny"])
 
 
 def _set(*assignments: str, dry: bool = True) -> Known:
@@ -49,8 +50,7 @@ def _edited(name: str, old: str, new: str, command: Command = _CHECK) -> Known:
 
 
 def _config(**keys: object) -> Known:
-    check = Command([*_CHECK.argv, "--set", "model=hf/tiny"])
-    return _file("hf/tiny/config.json", json.dumps({**HF_CONFIG, **keys}), check)
+    return _file("hf/tiny/config.json", json.dumps({**HF_CONFIG, **keys}), _TINY)
 
 
 def _giant(name: str) -> Known:
@@ -64,7 +64,7 @@ def _giant(name: str) -> Known:
     return prepare
 
 
-_COSTLY: dict[str, object] = {
+_COSTLY = {
     "vocab_size": 10**400, "hidden_size": 10**12, "num_local_experts": 8, "kv_lora_rank": 512,
     "mlp_bias": True, "quantization_config": {"bits": 4}, "hidden_act": "relu",
     "layer_types": ["sliding_attention"] * 4, "sliding_window": 16,
@@ -78,12 +78,12 @@ KNOWN: dict[str, Known] = {
         for name, old in _PLACES.items()
         for tag in _TAGS
     },
+    **{f"key {tag}": _edited("exp.yaml", "seed: 7", f"? {tag}\n: 7") for tag in _TAGS},
+    **{f"root {tag}": _file("exp.yaml", f"{tag}\n") for tag in _TAGS},
     **{f"--set seed={tag}": _set(f"seed={tag}") for tag in _TAGS},
     "aliases without end": _edited("device.yaml", "notes: made up", f"notes: {laughs(9)}"),
     "rate: 1:30": _edited("exp.yaml", "rate: 50.0", "rate: 1:30"),
-    "JSON 100,000 deep": _file(
-        "hf/tiny/config.json", _DEEP, Command([*_CHECK.argv, "--set", "model=hf/tiny"])
-    ),
+    "JSON 100,000 deep": _file("hf/tiny/config.json", _DEEP, _TINY),
     **{f"{key} {value!s:.20}": _config(**{key: value}) for key, value in _COSTLY.items()},
     "chunk_size 16777216": _set(
         "policy={name: sarathi, chunk_size: 16777216}", "scenarios={}", dry=False
@@ -106,7 +106,9 @@ KNOWN: dict[str, Known] = {
     },
     **{f"a {name} with numbers of 400 digits": _giant(name) for name in _REPORTED},
     "a mapping as a request of a log": _edited(
-        *("decisions.jsonl", '["add",0]', '["add",{"a":1}]'),
+        "decisions.jsonl",
+        '["add",0]',
+        '["add",{"a":1}]',
         Command(["lab", "lockstep", "decisions.jsonl"]),
     ),
     "a deep sweep file": _file(

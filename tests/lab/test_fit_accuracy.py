@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.lab.fit import accuracy
 from sarathi_sim.experiments.lab.fit.accuracy import (
     AIMS,
@@ -23,6 +21,7 @@ from sarathi_sim.experiments.lab.fit.accuracy import (
 from sarathi_sim.experiments.lab.fit.kernels import fitted_devices
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.profiler.storage.files import public_datasets
+from tests.experiments.small_config import called
 from tests.sampled import needs_datasets
 
 pytestmark = pytest.mark.lab
@@ -108,8 +107,8 @@ def test_a_score_says_which_aims_it_misses_and_a_class_sums_up() -> None:
 @pytest.mark.slow
 def test_accuracy_has_every_shipped_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "STUDIES", {})
-    call = ["lab", "accuracy", "--json", f"--datasets={tmp_path}", f"--out={tmp_path / 'out'}"]
-    content = json.loads(CliRunner().invoke(app, call).stdout)
+    call = ("lab", "accuracy", "--json", "--datasets", tmp_path, "--out", tmp_path / "out")
+    content = json.loads(called(*call).stdout)
     scores = content["scores"]
     assert {s["source"].partition(",")[0] for s in scores} == {*fitted_devices("vllm")}
     assert all(bool(s["missed"]) == bool(all(s["causes"]) and s["causes"]) for s in scores)

@@ -12,10 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from sarathi_sim.experiments.capacity.search import Probe
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.inputs import host_times
@@ -38,6 +36,7 @@ from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
+from tests.experiments.small_config import called
 
 pytestmark = pytest.mark.lab
 
@@ -355,9 +354,7 @@ def test_the_command_writes_every_run_and_reason(tmp_path: Path) -> None:
     table = write_table(tmp_path / "runs.csv", SMALL | LIMITS, {"id": "none", "tp": "", "pp": ""})
     out = tmp_path / "S"
     asked = f"lab score {table} --lengths {tmp_path} --out {out} --workers 1 --json"
-    result = CliRunner().invoke(app, asked.split())
-    assert result.exit_code == 0, result.output
-    content = json.loads(result.stdout)
+    content = json.loads(called(*asked.split()).stdout)
     assert content["question"].startswith("What rate do MLPerf's")
     assert content["mlperf"]["rows"] == 2
     header, *lines = (out / "predictions.csv").read_text().splitlines()
@@ -369,9 +366,8 @@ def test_the_command_writes_every_run_and_reason(tmp_path: Path) -> None:
 
 
 def test_lengths_go_with_tables_of_mlperf_alone(tmp_path: Path) -> None:
-    asked = ["lab", "score", "x.csv", "--lengths", str(tmp_path), "--peer", "p.csv"]
-    result = CliRunner().invoke(app, asked)
-    assert result.exit_code != 0 and "--peer does not go with --lengths" in result.output
+    done = called("lab", "score", "x.csv", "--lengths", tmp_path, "--peer", "p.csv", code=2)
+    assert "--peer does not go with --lengths" in done.output
     table = write_table(tmp_path / "runs.csv", {})
     with pytest.raises(UserError, match="the id a is in an earlier file, too"):
         mlperf.score_mlperf([table, table], tmp_path, InProcess(), silent, silent)

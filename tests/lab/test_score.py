@@ -7,12 +7,10 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
+from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.inputs import NONE, HostConstants
 from sarathi_sim.experiments.lab.pages import update
 from sarathi_sim.experiments.lab.servers.answers import KINDS, servers_answer
@@ -31,6 +29,7 @@ from sarathi_sim.experiments.lab.servers.score import ScoredRows
 from sarathi_sim.experiments.report.sections import sections_of
 from sarathi_sim.experiments.sweeps.plan import SharedRequests
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import called
 
 pytestmark = pytest.mark.lab
 
@@ -214,9 +213,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
     rows = [f"{SMALL},80,20", f"b{SMALL[1:]},80,20".replace("h100_sxm", "abacus")]
     rows += [f"c{SMALL[1:]},x,2"]
-    call = ["lab", "score", str(table(tmp_path, *rows)), "--json", "--workers", "1"]
-    first = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "out")])
-    assert first.exit_code == 0, first.output
+    call = ("lab", "score", table(tmp_path, *rows), "--json", "--workers", 1)
+    first = called(*call, "--out", tmp_path / "out")
     found = json.loads(first.stdout)
     assert (found["rows"], found["answered"]) == (3, 1)
     refused = {"system abacus: not modelled": 1, "ttft_ms: must be a number": 1}
@@ -230,20 +228,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000
     shown = sections_of([tmp_path / "out"])[0]
     assert shown.answer == found["answer"] and shown.charts
-    simulated = Mock(side_effect=AssertionError("its runs are there"))
-    job = "sarathi_sim.experiments.sweeps.jobs.simulate_job"
-    monkeypatch.setattr(job, simulated, raising=False)
-    again = CliRunner().invoke(app, call)
-    assert again.stdout == first.stdout
+    monkeypatch.delattr(Deployment, "simulate")  # its runs are there
+    assert called(*call).stdout == first.stdout
 
 
 def test_a_table_without_an_answer_draws_and_fits_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for rows in ([], [f"{ROW},x,2"]):
-        call = ["lab", "fit-host", str(table(tmp_path, *rows)), "--workers", "1", "--out", str(out)]
         with warnings.catch_warnings(action="error"):
-            done = CliRunner().invoke(app, call)
-        assert done.exit_code == 0, done.output
+            done = called("lab", "fit-host", table(tmp_path, *rows), "--workers", 1, "--out", out)
         assert done.stdout.startswith(f"0 of {len(rows)} rows have a prediction.")
         assert "host time of mixtures" in done.stdout
         assert not (out / "figures").exists() and not list(out.glob("host_time*"))

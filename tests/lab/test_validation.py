@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -35,7 +34,6 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called, refused
 from tests.lab.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
-from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.lab
 CONFIG: dict[str, Any] = {
@@ -55,7 +53,6 @@ CONFIG: dict[str, Any] = {
     "compare": {"bubble": {"metric": "bubble_s.mean", "over": ["orca", "sarathi"]}},
 }  # fmt: skip
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).parent / "recorded"
 
 
@@ -496,29 +493,19 @@ MODEL = {
 }  # fmt: skip
 
 
-def validate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    call = [sys.executable, "-m", "sarathi_sim", "lab", "validate", *arguments]
-    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
-
-
-def config(tmp_path: Path, **changes: Any) -> str:
+def config(tmp_path: Path) -> Path:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(MODEL))
-    content = CONFIG | {
-        "model": str(tmp_path / "tiny.yaml"),
-        "validation": {"repeats": 2, "calibration_requests": 4},
-        **changes,
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return str(path)
+    own = {"validation": {"repeats": 2, "calibration_requests": 4}}
+    content = CONFIG | own | {"model": str(tmp_path / "tiny.yaml")}
+    (path := tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    return path
 
 
 @pytest.mark.slow
 def test_validate_writes_its_report(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     out = tmp_path / "result"
-    done = validate(config(tmp_path), "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    done = called("lab", "validate", config(tmp_path), "--out", out)
     result = json.loads((out / "validation.json").read_text())
     assert result["format"] == "sarathi-sim validation 1"
     same = {name: cell["parity"] for name, cell in result["cells"].items()}
@@ -531,9 +518,8 @@ def test_validate_writes_its_report(tmp_path: Path) -> None:
         assert (out / "figures" / f"{name}.png").stat().st_size > 10_000
     assert "Batches are identical in 3 of 3 cells" in done.stdout
     # It replaces its own result, and nothing else.
-    again = validate(config(tmp_path), "--out", str(tmp_path))
-    assert again.returncode == 2
-    assert "so it is not replaced" in again.stderr
+    again = refused("lab", "validate", config(tmp_path), "--out", tmp_path)
+    assert "so it is not replaced" in again
 
 
 METRIC = "compare.bubble.metric: value 'ttft_s.p50': a validation compares makespan_s"

@@ -10,9 +10,7 @@ from shutil import copytree
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from sarathi_sim.experiments.cli import app
 from sarathi_sim.profiler.bundle.check import Finding, check_bundle, check_folder
 from sarathi_sim.profiler.bundle.schema import (
     TABLES,
@@ -31,6 +29,7 @@ from sarathi_sim.profiler.facts.ops import LOCAL, ROW_OPS
 from sarathi_sim.profiler.measuring.to_bundle import measured_bundle, skipped
 from sarathi_sim.profiler.planning.grid import Journal, Timing
 from sarathi_sim.profiler.storage.strict import UserError
+from tests.experiments.small_config import called
 from tests.sampled import device_bundle, profile_folder
 
 
@@ -405,14 +404,14 @@ def test_an_unknown_device_is_said(bundle: Bundle, tmp_path: Path) -> None:
 
 def test_fit_begins_with_the_findings(bundle: Bundle, tmp_path: Path) -> None:
     write_bundle(changed(bundle, "linear", scaled(1e-3, "ffn_ln1")), tmp_path / "b")
-    done = CliRunner().invoke(app, ["fit", str(tmp_path / "b")])
-    assert done.exit_code == 2 and "272 points, num_tokens 1..131072" in done.output
+    done = called("fit", tmp_path / "b", code=2)
+    assert "272 points, num_tokens 1..131072" in done.output
     assert "error: ffn_ln1: faster than the device can" in done.output
     assert "held-out" not in done.output
     csv = tmp_path / "b" / "linear.csv"
     csv.write_text(csv.read_text().replace("ffn_ln1,1,", "ffn_ln1,1,-"))
-    done = CliRunner().invoke(app, ["fit", str(tmp_path / "b")])
-    assert done.exit_code == 2 and "time_us must be positive, got '-" in done.output
+    done = called("fit", tmp_path / "b", code=2)
+    assert "time_us must be positive, got '-" in done.output
 
 
 @pytest.mark.parametrize(

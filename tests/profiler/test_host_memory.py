@@ -17,7 +17,7 @@ GIB = 2**30
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 GiB, 10 of them free, and the process in the mount's root, as inside a container."""
     found = SimpleNamespace(total=16 * GIB, available=10 * GIB)
-    monkeypatch.setattr(child.psutil, "virtual_memory", lambda: found)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: found)
     monkeypatch.setattr(child, "MEMBERSHIP", tmp_path / "member")
     monkeypatch.setattr(child, "GROUPS", tmp_path / "mount")
     (tmp_path / "member").write_text("0::/\n")

@@ -182,7 +182,7 @@ def test_profile_imports_no_simulator() -> None:
     )
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    needless = {"simulator", "simpy", "bokeh", "matplotlib", "jinja2", "dask", "joblib"}
+    needless = {"simulator", "simpy", "bokeh", "matplotlib", "jinja2", "dask", "joblib", "psutil"}
     assert not loaded & needless
 
 

@@ -29,17 +29,13 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import DEFAULT, Records, ReplicaLog, Switches
 from sarathi_sim.simulator.loop.replica import Nominal, Predictor
-from sarathi_sim.simulator.views.metrics import (
-    QUANTILES,
-    Analysis,
-    _useful_s,
-    paging_summary,
-)
+from sarathi_sim.simulator.views.metric_registry import QUANTILES
+from sarathi_sim.simulator.views.metrics import Analysis, Hardware, _useful_s, paging_summary
 from tests.simulator import simulate
 
 UNIT = 2.0**-10
 BEST = [(4, 3), (2, 2), (6, 2), (2, 2)]
-MODEL, DEVICE = load_model("llama-2-7b"), load_device("a40")
+MODEL, TWO_GPUS = load_model("llama-2-7b"), Hardware(load_device("a40"), 2)
 
 
 def predict(batch: Batch) -> tuple[float, float, float, float]:
@@ -105,7 +101,7 @@ def test_orca_best_case() -> None:
 def test_the_summary_of_that_schedule() -> None:
     """It lasts 35 units on two stages."""
     records = run(Orca(max_prefills=1), BEST)
-    summary = Analysis(records).summary(MODEL, DEVICE, tp=2)
+    summary = Analysis(records).summary(MODEL, TWO_GPUS)
     assert summary["makespan_s"] == 35 * UNIT
     assert summary["tokens_per_s"] == pytest.approx((14 + 9) / (35 * UNIT))
     assert summary["output_tokens_per_s"] == pytest.approx(9 / (35 * UNIT))
@@ -128,7 +124,7 @@ def test_the_summary_of_that_schedule() -> None:
         + 4 * MODEL.num_layers * MODEL.num_heads * MODEL.head_dim * attended
         + 9 * MODEL.lm_head_flops_per_token()
     )
-    assert summary["mfu"] == pytest.approx(flops / (35 * UNIT * 4 * DEVICE.peak_flops))
+    assert summary["mfu"] == pytest.approx(flops / (35 * UNIT * 4 * TWO_GPUS.device.peak_flops))
     assert summary["ledger_s"]["wall"] == 70 * UNIT
 
 
@@ -145,19 +141,20 @@ def test_utilisation_is_of_the_peak_of_each_number_format() -> None:
     fp8 += 4 * layers * 32 * 128 * attended
     bf16 = 2 * tokens * layers * 8 * 4096 + 2 * 9 * 4096 * 32000  # routers, and the LM head
     seconds = nvfp4 / 9e15 + fp8 / 4.5e15 + bf16 / 2.25e15
-    found = analysis.summary(model, device, 2, kernels)["mfu"]
+    found = analysis.summary(model, Hardware(device, 2, kernels))["mfu"]
     assert found == pytest.approx(seconds / (35 * UNIT * 4), rel=1e-12)
     plain = (nvfp4 + fp8 + bf16) / 2.25e15 / (35 * UNIT * 4)
     for used in (None, Kernels("trtllm"), Kernels("trtllm", "int4_wo")):  # unpacked: bf16's
-        assert analysis.summary(model, device, 2, used)["mfu"] == pytest.approx(plain, rel=1e-12)
+        found = analysis.summary(model, Hardware(device, 2, used))["mfu"]
+        assert found == pytest.approx(plain, rel=1e-12)
     assert load_device("a100-80g-sxm").peak_of("fp8") == 312e12  # it has no units for it
 
 
 def test_the_flops_of_a_long_trace_are_more_than_64_bits_hold() -> None:
-    model, device = load_model("llama-3.1-405b"), load_device("h200-sxm")
+    model, on = load_model("llama-3.1-405b"), Hardware(load_device("h200-sxm"), 1)
     prompt, output = np.full(2_000_000, 9_000), np.full(2_000_000, 685)
-    few = _useful_s(model, device, None, prompt[:1], output[:1], 0 * prompt[:1])
-    many = _useful_s(model, device, None, prompt, output, 0 * prompt)
+    few = _useful_s(model, on, prompt[:1], output[:1], 0 * prompt[:1])
+    many = _useful_s(model, on, prompt, output, 0 * prompt)
     assert many == pytest.approx(2e6 * few)
 
 
@@ -207,7 +204,7 @@ def test_two_ranks_in_lock_step() -> None:
     assert (table["queueing_s"] / UNIT).tolist() == [0, 0, 0, 8]
     assert (table["slowest_rank_s"] / UNIT).tolist() == [0, 12, 0, 8]
     assert (table["bubble_s"] / UNIT).tolist() == [0, 12, 0, 8]
-    assert Analysis(records).summary(MODEL, DEVICE, tp=2)["gpus"] == 4
+    assert Analysis(records).summary(MODEL, TWO_GPUS)["gpus"] == 4
     assert [records.called(n) for n in range(2)] == ["0 rank 0", "0 rank 1"]
 
 
@@ -298,7 +295,7 @@ def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:
 
     blocking = Switches(blocking_send=True)
     found = Analysis(run(Orca(), [(4, 3)] * 4, sends, max_batch=1, switches=blocking))
-    summary = found.summary(MODEL, DEVICE, tp=1)
+    summary = found.summary(MODEL, TWO_GPUS)
     assert summary["ledger_s"]["sending"] == 3 * UNIT * 12
     assert summary["bubble_share"] * summary["ledger_s"]["wall"] == pytest.approx(
         found.iterations["bubble_s"].sum()
@@ -401,7 +398,7 @@ def test_decodes_after_the_end_are_booked_apart() -> None:
     """Of 3 of 9 tokens, with the next iteration formed before the last one is back: a prompt of 4,
     two decodes that yield, and one that was formed before it was known that there is no more. Where
     3 tokens are declared, the end is foreseen."""
-    model, device = load_model("llama-3-8b"), load_device("a6000")
+    model, on = load_model("llama-3-8b"), Hardware(load_device("a6000"), 1)
     for declared, extra in ((9, 1), (3, 0)):
         requests = [Request(0, 0.0, 4, 3, declared)]
         scheduler = pool(Vllm(async_scheduling=True), Blocks(20, 2), depth=2)
@@ -411,7 +408,7 @@ def test_decodes_after_the_end_are_booked_apart() -> None:
         assert paging_summary(records, analysis.requests)["extra_decodes"] == extra
         assert analysis.requests["finish_s"].tolist() == [3] and scheduler.blocks.free == 19
         if extra:
-            assert analysis.summary(model, device, tp=1)["mean_batch"] == 3 / 4
+            assert analysis.summary(model, on)["mean_batch"] == 3 / 4
 
 
 def test_a_prompt_is_found_in_the_cache_within_the_same_iteration() -> None:

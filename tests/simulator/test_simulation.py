@@ -20,7 +20,7 @@ from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Replica
 from sarathi_sim.simulator.loop.routers import Router
 from sarathi_sim.simulator.loop.simulation import Arrival, ClosedLoop, SimulationError
-from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.metrics import Analysis, Hardware
 from tests.simulator import simulate
 from tests.simulator.oracle import System, make_requests
 
@@ -152,7 +152,7 @@ def test_simulations_that_cannot_be() -> None:
 
 
 def test_no_requests_at_all() -> None:
-    summary = Analysis(serve([])).summary(load_model("llama-2-7b"), load_device("a40"), 1)
+    summary = Analysis(serve([])).summary(load_model("llama-2-7b"), Hardware(load_device("a40"), 1))
     assert summary["requests"] == 0 and summary["makespan_s"] == 0.0
 
 

@@ -121,7 +121,7 @@ def test_of_a_simulated_cluster(rate: float, state: str) -> None:
     changes = (f"workload.arrivals.rate={rate}", "workload.requests=400")
     deployment = deployed("first_experiment", *changes)["orca"]
     analysis = Analysis(deployment.simulate())
-    summary = analysis.summary(deployment.model, deployment.device, 1)
+    summary = deployment.summary(analysis)
     steady = summary["steady"]
     assert steady["state"] == state
     if state == "steady":

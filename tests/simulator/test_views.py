@@ -16,15 +16,15 @@ from sarathi_sim.simulator.views.explain import (
     breakdown,
     explain,
 )
-from sarathi_sim.simulator.views.metrics import (
+from sarathi_sim.simulator.views.metric_registry import (
     METRICS,
     STEADY,
-    Analysis,
     Better,
     known,
     number_text,
     quantity,
 )
+from sarathi_sim.simulator.views.metrics import Analysis
 
 GPT3 = ("workload.requests=60", "batching.max_batch=4")
 CASES = {

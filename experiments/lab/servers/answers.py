@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.simulator.views.metrics import number_text
+from sarathi_sim.simulator.views.metric_registry import number_text
 from ...report.section import Section, Table, enumerated
 from ..engines.lockstep import Replay
 from .errors import DRAFTED, TOO_WIDE
