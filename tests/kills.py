@@ -2,8 +2,8 @@
 
 Sweeps of sixty runs are killed (the parent, one of its workers, or the whole process group) and
 gone on with by ``--resume``. In the end every file must be as in a sweep that nothing happened to,
-and ten seconds after a parent's death none of its processes may be left. The exit code is 1 after any
-failure, and the folder is kept then. For Linux.
+and ten seconds after a parent's death none of its processes may be left. The exit code is 1 after
+any failure, and the folder is kept then. For Linux.
 """
 
 from __future__ import annotations
