@@ -138,10 +138,14 @@ def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
     pools.compare(system)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(pools.pool_systems(pools.any_policies()))
-def test_any_pool(system: pools.PoolSystem) -> None:
-    pools.compare(system)
+@pytest.mark.parametrize("draws", [100, pytest.param(150, marks=pytest.mark.slow)])
+def test_any_pool(draws: int) -> None:
+    @settings(max_examples=draws, suppress_health_check=[HealthCheck.too_slow])
+    @given(pools.pool_systems(pools.any_policies()))
+    def compared(system: pools.PoolSystem) -> None:
+        pools.compare(system)
+
+    compared()
 
 
 DRAFTING = {
