@@ -100,7 +100,7 @@ def test_recommend_counts_what_is_served(trace: Path) -> None:
     assert best["capacity"] == best["carries"] == pytest.approx(best["offered"] / 2)
     # A prompt of 100 tokens and its three decodes take about 50 ms at least.
     assert 10 < best["capacity"] <= best["saturation"] < 60
-    assert "(50.0% more rejected) requests/s at " in content["answer"]
+    assert "(50.0% more rejected) requests/s (" in content["answer"]
     assert any("50.0% of the requests are rejected" in one for one in content["warnings"])
     assert not any("rejected" in one for one in content["assumptions"])
 
