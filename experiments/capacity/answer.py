@@ -57,6 +57,15 @@ class Answer:
     band: tuple[float, float] | None = None
     error: str = ""
 
+    @classmethod
+    def of(
+        cls, option: Option, found: Capacity | str, band: tuple[float, float] | None = None
+    ) -> Answer:
+        """The answer of a search that ended with a capacity, or with an error."""
+        if isinstance(found, str):
+            return cls(option, None, None, found)
+        return cls(option, found, band)
+
     @property
     def load(self) -> float:
         """The carried load; 0 if it is nothing, or not known."""
@@ -90,17 +99,8 @@ def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = Tr
     plans = {option: plan_of(option, lab.section, where) for option in options}
     found = lab.pursue({option: capacity(plans[option]) for option in options})
     known = {option: one for option, one in found.items() if isinstance(one, Capacity)}
-    errors = {option: one for option, one in found.items() if isinstance(one, str)}
     spreads = banded(lab, plans, known) if bands else {}
-    return [
-        Answer(
-            o,
-            known.get(o),
-            spreads.get(o),
-            errors.get(o, ""),
-        )
-        for o in options
-    ]
+    return [Answer.of(one, found[one], spreads.get(one)) for one in options]
 
 
 def banded(
@@ -159,7 +159,7 @@ def binding(answer: Answer) -> dict[str, Any]:
     if found is None:
         return {}
     if found.crossings:
-        above = [one.broken for one in found.crossings]
+        above = [one.broken for one in found.crossings if not one.broken.verdict.holds]
         worst = Counter(probed.verdict.worst for probed in above).most_common(1)[0][0]
         alike = (probed for probed in above if probed.verdict.worst == worst)
         broken = min(alike, key=lambda probed: probed.verdict.stress)

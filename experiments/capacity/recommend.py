@@ -2,7 +2,8 @@
 
 Layouts that do not fit, or break the SLO with a single request, are dropped without a simulation.
 The others race with short runs of one replica, in the order of their bounds: each first at the load
-that would make it nearly as good as the best. The best few are searched as ``capacity`` does."""
+that would make it nearly as good as the best. For the best few the search for a capacity begins;
+those that its first replications show to be worse leave, and the others are settled."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import islice, product
 from typing import Any
 
@@ -47,7 +47,7 @@ from .options import Left, Option, Wanted, deployable, named, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
 from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, weigh
-from .search import UNBOUNDED, Crossing, Probed, at_load, race
+from .search import UNBOUNDED, Begun, Capacity, Crossing, Probed, at_load, begin, race, settle
 from .slo import Verdict
 
 FINALISTS = 4
@@ -70,11 +70,12 @@ LIKELY = 0.6
 """The part of its bound at which the search for a deployment without a rival starts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Screened:
     """A deployment after screening: the load that one replica carries, and the number of replicas.
     ``value`` ranks it: requests a second for a unit of money an hour. ``per_hour`` is the price of
-    one replica, ``kept`` the largest load at which a run kept the SLO."""
+    one replica, ``kept`` the largest load at which a run kept the SLO, ``begun`` the search that it
+    left, of all replicas."""
 
     option: Option
     load: float
@@ -82,6 +83,7 @@ class Screened:
     value: float
     per_hour: float
     kept: Probed | None = None
+    begun: Begun | None = None
 
     @property
     def name(self) -> str:
@@ -119,6 +121,10 @@ class Worth:
             return ""
         needed = f"{most.replicas * option.gpus} GPUs at least"
         return f"{self.wanted.rate:g} requests/s take {'more workers' if option.pooled else needed}"
+
+    def value_of(self, option: Option, load: float) -> float:
+        """The value of a deployment whose replicas carry ``load`` each."""
+        return self.of(whole(option, 1), load).value
 
     def load_for(self, option: Option, value: float) -> float:
         """The load that a replica must carry for the deployment to be worth ``value``."""
@@ -187,20 +193,27 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
             screened.append(one)
     if not screened:
         raise UserError(_nothing(wanted, dropped, lone))
-    found, searched, chosen = list[Answer](), list[Screened](), finalists(screened)
+    began, chosen = dict[Screened, Begun | Capacity | str](), finalists(screened)
     while chosen:
-        say(f"searching {len(chosen)} of them exactly")
-        searched += chosen
-        exactly = [whole(one.option, one.replicas) for one in chosen]
-        found += answers(lab, exactly, "recommend", bands=False)
-        chosen = _contenders(screened, searched, found, worth)[: MOST_SEARCHED - len(searched)]
+        say(f"searching {len(chosen)} of them")
+        exactly = {whole(one.option, one.replicas): one for one in chosen}
+        plans = {option: plan_of(option, lab.section, "recommend") for option in exactly}
+        first = lab.pursue({option: begin(plan) for option, plan in plans.items()})
+        began |= {exactly[option]: one for option, one in first.items()}
+        chosen = _contenders(screened, began, worth)[: MOST_SEARCHED - len(began)]
+    errors = OpErrors(lab)
+    left = _beaten(began, worth, errors)
+    found = _settled(lab, {one: begun for one, begun in began.items() if one not in left}, say)
     checked: dict[str, AtRate] = {}
     if wanted.rate is not None:
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
-    others = [one for one in screened if one not in searched]
+    others = sorted(
+        [*left.values(), *(one for one in screened if one not in began)],
+        key=lambda one: (-one.value, one.name),
+    )
     result = Recommendation(ranked, others, dropped, checked, options)
-    weighed, at_rate = _weighed(lab, result, worth, screened[0].value * (1 - BEHIND))
+    weighed, at_rate = _weighed(lab, result, worth, errors, screened[0].value * (1 - BEHIND))
     return replace(result, weighed=weighed, checked=checked | at_rate)
 
 
@@ -256,23 +269,68 @@ def refined(
     return found
 
 
+def _load(one: Screened, found: Begun | Capacity | str) -> float:
+    """What one of the replicas carries, as far as it is known; 0 if it is not."""
+    replicas = 1 if one.option.pooled else one.replicas
+    if isinstance(found, Begun):
+        served = 1 - found.crossings[0].kept.verdict.rejected
+        return found.quantile.value * served / replicas
+    return 0.0 if isinstance(found, str) else found.carried / replicas
+
+
 def _contenders(
     screened: Sequence[Screened],
-    searched: Sequence[Screened],
-    found: Sequence[Answer],
+    began: Mapping[Screened, Begun | Capacity | str],
     worth: Worth,
 ) -> list[Screened]:
     """Screened deployments that may be nearly as good as the best searched one, or better, if the
-    exact search lowers their load by as much; the next two if all searched ones sustain nothing."""
-    others = [one for one in screened if one not in searched]
-    exact = [
-        worth.of(one.option, answer.load / one.replicas).value if answer.load else 0.0
-        for one, answer in zip(searched, found, strict=True)
-    ]
-    if not max(exact):
+    search lowers their load by as much; the next two if all searched ones sustain nothing."""
+    others = [one for one in screened if one not in began]
+    exact = {
+        one: worth.of(one.option, load).value if (load := _load(one, found)) else 0.0
+        for one, found in began.items()
+    }
+    if not (best := max(exact.values())):
         return others[:2]
-    kept = np.median([there / one.value for one, there in zip(searched, exact, strict=True)])
-    return [one for one in others if one.value * kept > max(exact) * (1 - CLOSE)]
+    kept = np.median([there / one.value for one, there in exact.items()])
+    return [one for one in others if one.value * kept > best * (1 - CLOSE)]
+
+
+def _beaten(
+    began: Mapping[Screened, Begun | Capacity | str], worth: Worth, errors: OpErrors
+) -> dict[Screened, Screened]:
+    """Those that leave, as they are neither the best nor equal to it by their first replications;
+    with what is known of them."""
+    known = {one: found for one, found in began.items() if isinstance(found, Begun)}
+    rivals = {
+        one.name: Rival(one.name, one.option, load, worth.of(one.option, load).value, found)
+        for one, found in known.items()
+        if (load := _load(one, found))
+    }
+    if not rivals:
+        return {}
+    best = max(rivals.values(), key=lambda one: one.value)
+    others = [one for one in rivals.values() if one is not best]
+    equal = weigh(best, others, worth.value_of, errors, 0.0, 0.0).equal
+    left = {}
+    for one, found in known.items():
+        if one.name in rivals and one.name not in (best.name, *equal):
+            now = worth.of(one.option, rivals[one.name].load)
+            left[one] = replace(now, replicas=one.replicas, kept=one.kept, begun=found)
+    return left
+
+
+def _settled(
+    lab: Laboratory, began: Mapping[Screened, Begun | Capacity | str], say: Say
+) -> list[Answer]:
+    options = {whole(one.option, one.replicas): found for one, found in began.items()}
+    say(f"settling {len(options)} of them")
+    searches = {one: settle(found) for one, found in options.items() if isinstance(found, Begun)}
+    ended = lab.pursue(searches)
+    return [
+        Answer.of(one, ended[one] if isinstance(found, Begun) else found)
+        for one, found in options.items()
+    ]
 
 
 def _least_replicas(
@@ -326,7 +384,7 @@ def _run_at(lab: Laboratory, like: Mapping[Option, Answer], rate: float) -> dict
 
 
 def _weighed(
-    lab: Laboratory, found: Recommendation, worth: Worth, most_left_out: float
+    lab: Laboratory, found: Recommendation, worth: Worth, errors: OpErrors, most_left_out: float
 ) -> tuple[Weighed, dict[str, AtRate]]:
     """The first beside all others. At a rate, those that were only screened and would be cheaper
     than the next one run at it; the dropped ones are worth at most ``most_left_out``."""
@@ -360,28 +418,31 @@ def _weighed(
         if rate is not None and not ((at := checked.get(option.name)) and at.verdict.holds):
             more = _per_hour(_changed(option, 1), worth.prices)
             value = 0.0 if option.pooled else rate / more
-        others.append(Rival(option.name, option, one.load, value))
-
-    def value_of(option: Option, load: float) -> float:
-        return worth.of(whole(option, 1), load).value
-
-    error, screening = partial(_op_error, lab), math.log1p(SCREENING)
-    return weigh(best, others, value_of, error, screening, most_left_out), checked
+        others.append(Rival(option.name, option, one.load, value, one.begun))
+    weighed = weigh(best, others, worth.value_of, errors, math.log1p(SCREENING), most_left_out)
+    return weighed, checked
 
 
-def _op_error(lab: Laboratory, option: Option) -> float:
-    """The half-width of the 90 % band of an option's op times, in logarithms."""
-    ends = slower_factors(option, plan_of(option, lab.section, "recommend"))
-    return math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
+@dataclass
+class OpErrors:
+    """By option, the half-width of the 90 % band of its op times, in logarithms: that of the first
+    asked for of its kind."""
+
+    lab: Laboratory
+    known: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, option: Option) -> float:
+        if (kind := kind_of(option)) not in self.known:
+            ends = slower_factors(option, plan_of(option, self.lab.section, "recommend"))
+            self.known[kind] = math.log(ends[-1] / ends[0]) / 2 if ends else 0.0
+        return self.known[kind]
 
 
 def _with_bands(lab: Laboratory, found: Recommendation) -> Recommendation:
-    errors, banded = dict(found.weighed.errors), list[Answer]()
+    errors, banded = OpErrors(lab, dict(found.weighed.errors)), list[Answer]()
     for one in found.finalists:
         if one.load:
-            if (kind := kind_of(one.option)) not in errors:
-                errors[kind] = _op_error(lab, one.option)
-            factor = math.exp(errors[kind])
+            factor = math.exp(errors(one.option))
             one = replace(one, band=(one.load / factor, one.load * factor))
         banded.append(one)
     return replace(found, finalists=banded)
@@ -637,6 +698,7 @@ def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, An
         "stack": option.deployment.pools[-1].scenario.stack,
         "gpus": option.gpus * one.replicas,
         "about": one.load * one.replicas,
+        "at_most": None if one.begun is None else one.begun.most * (1 - option.deployment.rejected),
         "curve": [] if one.kept is None else [numbers(one.kept, whole(option, scale))],
     }
     add_costs(row, one.per_hour * scale)

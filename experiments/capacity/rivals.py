@@ -14,19 +14,19 @@ from typing import Any
 
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
 from .options import Option
-from .search import Capacity
+from .search import Begun, Capacity
 
 
 @dataclass(frozen=True)
 class Rival:
     """A deployment beside the first: the load of one replica, and its value (requests a second for
-    a unit of money an hour); ``found`` if it was searched."""
+    a unit of money an hour); ``found`` if it was searched, or its search began."""
 
     name: str
     option: Option
     load: float
     value: float
-    found: Capacity | None = None
+    found: Begun | Capacity | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def weigh(
     return Weighed(tuple(equal), name, max(saves, 0.0), not name, errors)
 
 
-def paired_half_width(one: Capacity | None, other: Capacity | None) -> float:
+def paired_half_width(one: Begun | Capacity | None, other: Begun | Capacity | None) -> float:
     """Half of the 95 % interval of the logarithm of two capacities' ratio, from replications with
     the same seeds; 0 with fewer than two."""
     loads = [

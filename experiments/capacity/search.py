@@ -4,22 +4,24 @@ A search is a generator: it yields the probes that it needs, gets their results,
 result. ``probing.py`` decides which worker simulates them and in which order, so the result does
 not depend on it.
 
-Each replication (one seed) has a load where its SLO breaks: under its random numbers the same
-requests come faster or slower, so its latencies grow with the load, and bisection finds its
-*crossing*. Short runs, the pilot, give a starting load and the necessary length of a run; the full
-runs take three or four probes per replication. The capacity is the quantile of the crossings that
-90 % of replications exceed (``confidence/quantile.py``), and at most the saturation. All
-replications then run at it: pooled, they must keep the SLO, and their arrivals must last long
+Each replication (one seed) has a load where its SLO breaks, its *crossing*: under its random
+numbers the same requests come faster or slower, so its latencies grow with the load. Short runs,
+the pilot, and bisection find the first crossing; every other replication takes one probe near it,
+as each clause's stress and slope say how far away its own is. The capacity is the quantile of the
+crossings that 90 % of replications exceed (``confidence/quantile.py``), and at most the saturation.
+All replications then run at it: pooled, they must keep the SLO, and their arrivals must last long
 enough to show an overload."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from sarathi_sim.simulator.confidence.quantile import quantile, spread
+import numpy as np
+
+from sarathi_sim.simulator.confidence.quantile import Estimate, quantile, spread
 from .slo import RunTables, Verdict
 
 T = TypeVar("T")
@@ -32,7 +34,13 @@ SMALLEST = 1e-3
 LARGEST = 1e3
 """Multiple of a search's first load: if the SLO holds even under this load, it always does."""
 NEAREST = 0.05
-"""Largest relative distance of the two loads between which a crossing is interpolated."""
+"""Largest relative distance of the two loads between which a crossing is interpolated, and of a
+probe from the crossing that its slopes say."""
+APART, PAIRS, STEEPEST = 0.025, 3, 100.0
+"""Least relative distance of two loads that tell a slope, replications that tell slopes, and the
+largest slope."""
+MOST_NEAR = 3
+"""Probes of a replication before bisection."""
 LASTS = 20
 """Arrivals last so many times the mean latency, and the SLO's largest limit."""
 SCATTER = 0.05
@@ -41,6 +49,10 @@ LONGEST = 4
 """The largest factor by which runs are made longer at a time."""
 LONGEST_PILOT = 16_000
 """Requests of the longest pilot, for an SLO that no load breaks in shorter ones."""
+FAR = 0.93
+"""Part of the throughput up to which no saturation can lower a capacity."""
+SHORT = 4
+"""Runs of the headroom curve are so many times shorter."""
 OVERLOADS = (1.5, 3.0, 6.0)
 """Loads of the saturated run, in parts of the throughput when all requests come at once."""
 BELOW, ABOVE = (0.5, 0.7, 0.85, 0.95), (1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
@@ -135,18 +147,19 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The load where one replication's SLO breaks, between a load that kept it and one above."""
+    """The load where one replication's SLO breaks, between a load that kept it and one above; or
+    beside one probe, which is both, as the ``slopes`` say: by clause, the rise of its stress in
+    percent for a percent of load."""
 
     load: float
     kept: Probed
     broken: Probed
+    slopes: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def slope(self) -> float:
-        """The rise of the stress in percent, for a percent of load."""
-        rise = math.log(_stress(self.broken) / _stress(self.kept))
-        apart = math.log(self.broken.probe.load / self.kept.probe.load)
-        return min(max(rise / apart, 0.5), 50.0)
+        """That of the clause that breaks."""
+        return self.slopes.get(self.broken.verdict.worst, SLOPE)
 
 
 @dataclass(frozen=True)
@@ -185,35 +198,109 @@ class Capacity:
         return 0.0 if self.unsettled else self.load * (1 - self.rejected)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A search after its first replications: what is known before a capacity is settled."""
+
+    plan: SearchPlan
+    at_once: Probed | None
+    rough: Crossing
+    crossings: tuple[Crossing, ...]
+
+    @property
+    def quantile(self) -> Estimate:
+        """The load that the asked share of replications exceeds, with its 95 % interval."""
+        return quantile([exact(one, self.plan) for one in self.crossings], 1 - self.plan.keep)
+
+    @property
+    def most(self) -> float:
+        """The upper end of its interval."""
+        return self.quantile.interval[1]
+
+
 def capacity(plan: SearchPlan) -> Search[Capacity]:
     """The search for a deployment's capacity, with its headroom curve."""
+    found = yield from begin(plan)
+    return found if isinstance(found, Capacity) else (yield from settle(found))
+
+
+def begin(plan: SearchPlan) -> Search[Begun | Capacity]:
+    """The first estimate of a capacity; the capacity itself if no load keeps the SLO."""
     at_once, rough, plan = yield from breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return Capacity(pilot=rough)
-    saturation = yield from _saturation(plan, at_once)
-    start, plan = rough, lengthened(plan, [rough.kept])
-    most_scatter = SCATTER
+    plan, start = lengthened(plan, [rough.kept]), rough
     while True:
-        crossings = []
-        for one in (yield from replications(plan, start)):
-            if isinstance(one, Probed):
-                return Capacity(pilot=one)
-            crossings.append(one)
+        found = yield from replications(plan, start, plan.least)
+        if isinstance(found, Probed):
+            return Capacity(pilot=found)
+        longer = lengthened(plan, [one.kept for one in found])
+        if longer.requests <= plan.requests:
+            return Begun(plan, at_once, rough, tuple(found))
+        plan, start = longer, found[0]
+
+
+def settle(found: Begun) -> Search[Capacity]:
+    """The capacity: all replications that it takes, and all of them at the capacity."""
+    plan, crossings, scatter = found.plan, list(found.crossings), SCATTER
+    while True:
+        settled = yield from _enough(plan, crossings, scatter)
+        if isinstance(settled, Probed):
+            return Capacity(pilot=settled)
+        plan, crossings = settled
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
-        most = saturation * max(1 - RESOLUTION * math.sqrt(plan.variance / plan.requests), 0.5)
+        saturation = yield from _saturation(plan, found.at_once, estimate.value)
+        most = saturation * _told(plan)
         most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
         load, at, verdict = yield from kept_at(plan, min(estimate.value, most), crossings)
-        longer = lengthened(plan, at, spread([one.load for one in crossings]) / most_scatter)
+        longer, scatter = lengthened(plan, at), math.inf
         if longer.requests <= plan.requests:
             break
-        start, plan, most_scatter = crossings[0], longer, math.inf
+        plan, crossings = longer, crossings[:1]
     why = too_short(plan, at)
     if not verdict.holds:
         why = why or f"replications at {load:g} break {verdict.worst}, however often it is lowered"
     low, high = (min(bound, most) for bound in estimate.interval)
     ends = (min(low, load), max(high, load))
     curve = yield from _curve(plan, load)
+    rough = found.rough
     return Capacity(load, ends, tuple(crossings), saturation, rough, curve, at, verdict, why)
+
+
+def _enough(
+    plan: SearchPlan, crossings: list[Crossing], scatter: float
+) -> Search[tuple[SearchPlan, list[Crossing]] | Probed]:
+    """As many replications as make the interval no wider than the tolerance; of longer runs, once,
+    if those so far ``scatter`` too much."""
+    while True:
+        if crossings[0].kept.probe.requests < plan.requests:
+            again = yield from replications(plan, crossings[0], plan.least)
+            if isinstance(again, Probed):
+                return again
+            crossings, scatter = again, math.inf
+        apart = spread([one.load for one in crossings]) / scatter
+        longer = lengthened(plan, [one.kept for one in crossings], apart)
+        if longer.requests > plan.requests:
+            plan = longer
+            continue
+        estimate, count = (
+            quantile([exact(o, plan) for o in crossings], 1 - plan.keep),
+            len(crossings),
+        )
+        wide = estimate.interval[1] - estimate.interval[0]
+        wide /= max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0)
+        if wide <= 1 or count >= plan.most:
+            return plan, crossings
+        wanted = min(max(math.ceil(count * wide), count + 1), plan.most)
+        more = yield from beside(plan, crossings, wanted)
+        if isinstance(more, Probed):
+            return more
+        crossings = [*crossings, *more]
+
+
+def _told(plan: SearchPlan) -> float:
+    """The part of a saturation up to which a run shows whether its queue ends."""
+    return max(1 - RESOLUTION * math.sqrt(plan.variance / plan.requests), 0.5)
 
 
 def breakable_pilot(
@@ -232,54 +319,99 @@ def breakable_pilot(
             plan = replace(plan, pilot_requests=longer, requests=max(longer, plan.requests))
 
 
-def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Probed]]:
-    """The crossing of each replication: more replications until the capacity's interval is no wider
-    than the tolerance. Ends early if a replication breaks the SLO under any load."""
-    first = yield from crossing(
-        Probe(0, plan.seed, plan.requests),
-        start.load,
-        start.slope,
-        plan,
-    )
-    found: list[Crossing | Probed] = [first]
-    if not isinstance(first, Crossing):
-        return found
-    start, wanted = first, plan.least
-    while len(found) < wanted:
-        seeds = range(plan.seed + len(found), plan.seed + wanted)
-        found += yield from together(
-            crossing(
-                Probe(0, seed, plan.requests),
-                start.load,
-                start.slope,
-                plan,
-            )
-            for seed in seeds
-        )
-        loads = [exact(one, plan) for one in found if isinstance(one, Crossing)]
-        if len(loads) == len(found):
-            low, high = (estimate := quantile(loads, 1 - plan.keep)).interval
-            if high - low > max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0):
-                wanted = min(plan.most, len(found) + 1)
+def replications(plan: SearchPlan, start: Crossing, count: int) -> Search[list[Crossing] | Probed]:
+    """The crossings of ``count`` replications; the probe of one that breaks the SLO under any
+    load."""
+    like = Probe(0, plan.seed, plan.requests)
+    first = yield from crossing(like, start.load, start.slope, plan)
+    if isinstance(first, Probed):
+        return first
+    known = [first]
+    for several in (min(PAIRS, count), count):
+        more = yield from beside(plan, known, several)
+        if isinstance(more, Probed):
+            return more
+        known += more
+    return known
+
+
+def beside(
+    plan: SearchPlan, known: Sequence[Crossing], count: int
+) -> Search[list[Crossing] | Probed]:
+    """The crossings of further replications up to ``count``, each searched from the known ones;
+    the probe of one that breaks the SLO under any load."""
+    seeds = range(plan.seed + len(known), plan.seed + count)
+    found = yield from together(_near(Probe(0, s, plan.requests), known, plan) for s in seeds)
+    crossings = [one for one in found if isinstance(one, Crossing)]
+    return next((one for one in found if isinstance(one, Probed)), crossings)
+
+
+def _near(like: Probe, known: Sequence[Crossing], plan: SearchPlan) -> Search[Crossing | Probed]:
+    """A crossing near those of other replications: from one probe at their median, from two apart
+    as long as few slopes are known or where one is too far away; else by bisection."""
+    load, before = float(np.median([one.load for one in known])), None
+    slopes = _median([one.slopes for one in known])
+    for _ in range(0 if plan.whole else MOST_NEAR):
+        (one,) = yield [replace(like, load=_rounded(load, plan))]
+        if before is not None:
+            slopes = _rises((before, one))
+        if (there := _breaks(one, slopes)) is None:
+            break
+        away = there / one.probe.load - 1
+        if abs(away) <= NEAREST and (before is not None or len(known) >= PAIRS):
+            return Crossing(there, one, one, slopes)
+        before, step = one, min(max(abs(away), APART), 0.25)
+        load = one.probe.load * (1 + math.copysign(step, away))
+    return (yield from crossing(like, load, min(one.slope for one in known), plan))
+
+
+def _breaks(one: Probed, slopes: Mapping[str, float]) -> float | None:
+    """The load where the first clause breaks, as its stress and its slope say; None if the probe
+    breaks another bound, or a clause's slope is not known."""
+    stresses = one.verdict.stresses
+    if one.verdict.holds or one.verdict.stress > 1:
+        loads = [
+            one.probe.load * min(max(stresses[clause], 0.05), 20.0) ** (-1 / slopes[clause])
+            for clause in stresses
+            if clause in slopes
+        ]
+        return min(loads, default=None) if not one.verdict.rejects else None
+    return None
+
+
+def _rises(pair: Sequence[Probed]) -> dict[str, float]:
+    """By clause, the rise of its stress in percent for a percent of load, between two probes."""
+    low, high = sorted(pair, key=lambda one: one.probe.load)
+    apart, found = math.log(high.probe.load / low.probe.load), dict[str, float]()
+    for clause, before in low.verdict.stresses.items():
+        rise = math.log(max(high.verdict.stresses[clause], 0.01) / max(before, 0.01))
+        found[clause] = min(max(rise / apart, 0.5), STEEPEST)
     return found
 
 
-def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
-    """Requests/s served under overload, from warm-up to last arrival; infinite without any."""
+def _median(slopes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {clause: float(np.median([one[clause] for one in slopes])) for clause in slopes[0]}
+
+
+def _saturation(plan: SearchPlan, at_once: Probed | None, load: float) -> Search[float]:
+    """Requests/s served under overload, from warm-up to last arrival, infinite without any; if the
+    ``load`` is far below the throughput when all come at once, that."""
     if at_once is None:
         return math.inf
-    for part in OVERLOADS:
-        load = _rounded(part * _throughput(at_once), plan)
-        (loaded,) = yield [
-            Probe(
-                load,
-                plan.seed,
-                min(4 * plan.requests, plan.budget),
-            )
-        ]
-        if 0 < loaded.served < 0.97 * loaded.offered:
-            return loaded.served
-    return math.inf
+    found = _throughput(at_once)
+    for times in (1, 4):  # a longer run only where the capacity may depend on it
+        if load <= FAR * _told(plan) * found:
+            return found
+        for part in OVERLOADS:
+            over = _rounded(part * _throughput(at_once), plan)
+            requests = min(times * plan.requests, plan.budget)
+            (loaded,) = yield [Probe(over, plan.seed, requests)]
+            if 0 < loaded.served < 0.97 * loaded.offered:
+                found = loaded.served
+                break
+        else:
+            return math.inf
+    return found
 
 
 def kept_at(
@@ -309,12 +441,13 @@ def at_load(plan: SearchPlan, load: float) -> Search[tuple[list[Probed], Verdict
 def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
     """Single probes below the capacity, and above it up to the first that breaks the SLO."""
     loads = dict.fromkeys(_rounded(load * part, plan) for part in BELOW)
-    curve = yield [Probe(each, plan.seed, plan.requests) for each in loads if each != load]
+    requests = max(plan.requests // SHORT, plan.pilot_requests)
+    curve = yield [Probe(each, plan.seed, requests) for each in loads if each != load]
     last = load
     for part in ABOVE:
         if (more := _rounded(load * part, plan, up=True)) == last:
             continue
-        (above,) = yield [Probe(last := more, plan.seed, plan.requests)]
+        (above,) = yield [Probe(last := more, plan.seed, requests)]
         curve = [*curve, above]
         if not above.verdict.holds:
             break
@@ -445,7 +578,8 @@ def crossing(
         else:
             broken = middle
     between = kept.probe.load + _part(kept, broken) * gap
-    return Crossing(kept.probe.load if plan.whole else between, kept, broken)
+    slopes = _rises((kept, broken))
+    return Crossing(kept.probe.load if plan.whole else between, kept, broken, slopes)
 
 
 def exact(found: Crossing, plan: SearchPlan) -> float:
