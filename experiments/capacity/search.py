@@ -9,8 +9,8 @@ numbers the same requests come faster or slower, so its latencies grow with the 
 the pilot, and bisection find the first crossing; every other replication takes one probe near it,
 as each clause's stress and slope say how far away its own is. The capacity is the quantile of the
 crossings that 90 % of replications exceed (``confidence/quantile.py``), and at most the saturation.
-All replications then run at it: pooled, they must keep the SLO, and their arrivals must last long
-enough to show an overload."""
+The first replications then run at it: pooled, they must keep the SLO, and their arrivals must last
+long enough to show an overload."""
 
 from __future__ import annotations
 
@@ -148,13 +148,17 @@ class SearchPlan:
 @dataclass(frozen=True)
 class Crossing:
     """The load where one replication's SLO breaks, between a load that kept it and one above; or
-    beside one probe, which is both, as the ``slopes`` say: by clause, the rise of its stress in
-    percent for a percent of load."""
+    beside one probe, which is both, as the slopes that were ``known`` say."""
 
     load: float
     kept: Probed
     broken: Probed
-    slopes: Mapping[str, float] = field(default_factory=dict)
+    known: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def slopes(self) -> Mapping[str, float]:
+        """By clause, the rise of its stress in percent for a percent of load."""
+        return self.known or _rises((self.kept, self.broken))
 
     @property
     def slope(self) -> float:
@@ -166,7 +170,7 @@ class Crossing:
 class Capacity:
     """The highest ``load`` at which the asked share of replications keeps the SLO, and its 95 %
     ``interval``; both 0 if the SLO breaks under any load (then ``pilot`` is a probe that shows it).
-    For each replication, ``crossings`` has a crossing and ``at`` a probe at the capacity;
+    For each replication, ``crossings`` has a crossing; ``at`` has probes at the capacity, and
     ``verdict`` judges these, pooled. ``saturation``: requests/s served under overload (infinite for
     clients). ``curve``: single probes at parts of the load. ``unsettled``: why it is no capacity.
     """
@@ -241,7 +245,7 @@ def begin(plan: SearchPlan) -> Search[Begun | Capacity]:
 
 
 def settle(found: Begun) -> Search[Capacity]:
-    """The capacity: all replications that it takes, and all of them at the capacity."""
+    """The capacity: all replications that it takes, and the first ones at the capacity."""
     plan, crossings, scatter = found.plan, list(found.crossings), SCATTER
     while True:
         settled = yield from _enough(plan, crossings, scatter)
@@ -340,17 +344,34 @@ def beside(
 ) -> Search[list[Crossing] | Probed]:
     """The crossings of further replications up to ``count``, each searched from the known ones;
     the probe of one that breaks the SLO under any load."""
+    load, several = float(np.median([one.load for one in known])), len(known) < PAIRS
+    slopes = _median([one.slopes for one in known])
     seeds = range(plan.seed + len(known), plan.seed + count)
-    found = yield from together(_near(Probe(0, s, plan.requests), known, plan) for s in seeds)
+    found = yield from together(
+        _near(Probe(0, seed, plan.requests), load, slopes, plan, several) for seed in seeds
+    )
     crossings = [one for one in found if isinstance(one, Crossing)]
     return next((one for one in found if isinstance(one, Probed)), crossings)
 
 
-def _near(like: Probe, known: Sequence[Crossing], plan: SearchPlan) -> Search[Crossing | Probed]:
-    """A crossing near those of other replications: from one probe at their median, from two apart
-    as long as few slopes are known or where one is too far away; else by bisection."""
-    load, before = float(np.median([one.load for one in known])), None
-    slopes = _median([one.slopes for one in known])
+def shifted(plan: SearchPlan, known: Sequence[Crossing]) -> Search[list[Crossing | Probed]]:
+    """The crossings of the same replications after a change, the first searched from its known
+    one, and the others where they are as far away as that."""
+    slopes, found, moved = _median([one.slopes for one in known]), list[Crossing | Probed](), 1.0
+    for those in (known[:1], known[1:]):
+        found += yield from together(
+            _near(one.kept.probe, moved * one.load, slopes, plan) for one in those
+        )
+        moved = found[0].load / known[0].load if isinstance(found[0], Crossing) else 1.0
+    return found
+
+
+def _near(
+    like: Probe, load: float, slopes: Mapping[str, float], plan: SearchPlan, several: bool = False
+) -> Search[Crossing | Probed]:
+    """A crossing near a load: from one probe there, from two apart if ``several`` or where it is
+    too far away for the slopes; else by bisection."""
+    before = None
     for _ in range(0 if plan.whole else MOST_NEAR):
         (one,) = yield [replace(like, load=_rounded(load, plan))]
         if before is not None:
@@ -358,11 +379,11 @@ def _near(like: Probe, known: Sequence[Crossing], plan: SearchPlan) -> Search[Cr
         if (there := _breaks(one, slopes)) is None:
             break
         away = there / one.probe.load - 1
-        if abs(away) <= NEAREST and (before is not None or len(known) >= PAIRS):
+        if abs(away) <= NEAREST and (before is not None or not several):
             return Crossing(there, one, one, slopes)
         before, step = one, min(max(abs(away), APART), 0.25)
         load = one.probe.load * (1 + math.copysign(step, away))
-    return (yield from crossing(like, load, min(one.slope for one in known), plan))
+    return (yield from crossing(like, load, min(slopes.values(), default=SLOPE), plan))
 
 
 def _breaks(one: Probed, slopes: Mapping[str, float]) -> float | None:
@@ -417,9 +438,9 @@ def _saturation(plan: SearchPlan, at_once: Probed | None, load: float) -> Search
 def kept_at(
     plan: SearchPlan, load: float, crossings: Sequence[Crossing]
 ) -> Search[tuple[float, tuple[Probed, ...], Verdict]]:
-    """The replications at ``load``, or at a lower load if, pooled, they break the SLO."""
+    """The first replications at ``load``, or lower if they, pooled, break the SLO."""
     slope = max(1.0, min(one.slope for one in crossings))
-    seeds = range(plan.seed, plan.seed + len(crossings))
+    seeds = range(plan.seed, plan.seed + plan.least)
     for _ in range(STEPS):
         load = _down(load, plan)
         at = yield [Probe(load, seed, plan.requests) for seed in seeds]
@@ -578,8 +599,7 @@ def crossing(
         else:
             broken = middle
     between = kept.probe.load + _part(kept, broken) * gap
-    slopes = _rises((kept, broken))
-    return Crossing(kept.probe.load if plan.whole else between, kept, broken, slopes)
+    return Crossing(kept.probe.load if plan.whole else between, kept, broken)
 
 
 def exact(found: Crossing, plan: SearchPlan) -> float:

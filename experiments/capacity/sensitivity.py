@@ -48,15 +48,14 @@ from .options import Option, plan_of, slowed, with_engines
 from .probing import NAME, SENSITIVITY_FORMAT, Laboratory
 from .search import (
     Crossing,
-    Probe,
     Probed,
     Search,
     SearchPlan,
     breakable_pilot,
-    crossing,
     exact,
     lengthened,
-    together,
+    replications,
+    shifted,
     too_short,
 )
 from .slo import UNITS, CapacitySection
@@ -321,8 +320,7 @@ def _capacities(
         for option, case in cases.items():
             base, plan = bases[case.option], plans[case.option]
             if not isinstance(base, str) and base:  # each replication from its own base
-                again = [crossing(one.kept.probe, one.load, one.slope, plan) for one in base]
-                searches[option] = together(again)
+                searches[option] = shifted(plan, base)
         for option, loads in quiet.pursue(searches).items():
             case = cases[option]
             found[case.option, factor, case.side] = _loads(loads, plans[case.option])
@@ -338,21 +336,15 @@ def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
     if not isinstance(rough, Crossing):
         return []
     plan = lengthened(plan, [rough.kept])
+    start = rough
     while True:
-        found = yield from together(
-            crossing(
-                Probe(0, plan.seed + number, plan.requests),
-                rough.load,
-                rough.slope,
-                plan,
-            )
-            for number in range(plan.least)
-        )
-        crossings = [one for one in found if isinstance(one, Crossing)]
-        longer = lengthened(plan, [one.kept for one in crossings]) if crossings else plan
+        crossings = yield from replications(plan, start, plan.least)
+        if isinstance(crossings, Probed):
+            return []
+        longer = lengthened(plan, [one.kept for one in crossings])
         if longer.requests <= plan.requests:
             return crossings
-        plan = longer
+        plan, start = longer, crossings[0]
 
 
 def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:

@@ -350,7 +350,8 @@ def test_a_search_with_fewer_requests_than_any_needs_settles_nothing(tmp_path: P
     told = "runs have 1,000 requests: 2,500 are needed, whatever the tolerance"
     assert (found.unsettled, found.carried) == (told, 0)
     found, probes = searched(plan(0.05, 3, 3, fewest=2500), {0: 10.0}, 4.0)
-    assert not found.unsettled and probes[-1].requests >= 2500
+    assert not found.unsettled and found.at[0].probe.requests >= 2500
+    assert max(probe.requests for probe in probes) >= 2500
     for limits, fewest in (("most_requests: 300", 2500), ("requests: 300", 0)):
         text = REGULAR.replace("requests: 1500", f"tolerance: 0.5\n  {limits}")
         _, section, (option, _) = read_question(asked(tmp_path, text), [])
