@@ -56,7 +56,7 @@ MOST_SEARCHED = 8
 """Most deployments that are searched exactly."""
 CLOSE = 0.03
 """The margin behind the best, by screening, within which a deployment is searched exactly, too."""
-FIRST, WAVE = 4, 16
+FIRST, WAVE = 2, 16
 """Deployments screened side by side before they are compared again: the first time, and later."""
 SCREENING = 0.05
 """The tolerance of screening."""

@@ -233,15 +233,10 @@ def begin(plan: SearchPlan) -> Search[Begun | Capacity]:
     at_once, rough, plan = yield from breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return Capacity(pilot=rough)
-    plan, start = lengthened(plan, [rough.kept]), rough
-    while True:
-        found = yield from replications(plan, start, plan.least)
-        if isinstance(found, Probed):
-            return Capacity(pilot=found)
-        longer = lengthened(plan, [one.kept for one in found])
-        if longer.requests <= plan.requests:
-            return Begun(plan, at_once, rough, tuple(found))
-        plan, start = longer, found[0]
+    found = yield from replications(lengthened(plan, [rough.kept]), rough)
+    if isinstance(found, Probed):
+        return Capacity(pilot=found)
+    return Begun(found[0], at_once, rough, tuple(found[1]))
 
 
 def settle(found: Begun) -> Search[Capacity]:
@@ -277,20 +272,16 @@ def _enough(
     """As many replications as make the interval no wider than the tolerance; of longer runs, once,
     if those so far ``scatter`` too much."""
     while True:
-        if crossings[0].kept.probe.requests < plan.requests:
-            again = yield from replications(plan, crossings[0], plan.least)
+        count = len(crossings)
+        apart = spread([one.load for one in crossings]) / scatter if count > 1 else 0.0
+        longer = lengthened(plan, [one.kept for one in crossings], apart)
+        if longer.requests > crossings[0].kept.probe.requests:
+            again = yield from replications(longer, crossings[0])
             if isinstance(again, Probed):
                 return again
-            crossings, scatter = again, math.inf
-        apart = spread([one.load for one in crossings]) / scatter
-        longer = lengthened(plan, [one.kept for one in crossings], apart)
-        if longer.requests > plan.requests:
-            plan = longer
+            (plan, crossings), scatter = again, math.inf
             continue
-        estimate, count = (
-            quantile([exact(o, plan) for o in crossings], 1 - plan.keep),
-            len(crossings),
-        )
+        estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
         wide = estimate.interval[1] - estimate.interval[0]
         wide /= max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0)
         if wide <= 1 or count >= plan.most:
@@ -323,20 +314,27 @@ def breakable_pilot(
             plan = replace(plan, pilot_requests=longer, requests=max(longer, plan.requests))
 
 
-def replications(plan: SearchPlan, start: Crossing, count: int) -> Search[list[Crossing] | Probed]:
-    """The crossings of ``count`` replications; the probe of one that breaks the SLO under any
-    load."""
-    like = Probe(0, plan.seed, plan.requests)
-    first = yield from crossing(like, start.load, start.slope, plan)
-    if isinstance(first, Probed):
-        return first
+def replications(
+    plan: SearchPlan, start: Crossing
+) -> Search[tuple[SearchPlan, list[Crossing]] | Probed]:
+    """The crossings of the ``least`` replications, of runs as long as the first one shows to be
+    necessary; the probe of one that breaks the SLO under any load."""
+    while True:
+        like = Probe(0, plan.seed, plan.requests)
+        first = yield from crossing(like, start.load, start.slope, plan)
+        if isinstance(first, Probed):
+            return first
+        longer = lengthened(plan, [first.kept])
+        if longer.requests <= plan.requests:
+            break
+        plan, start = longer, first
     known = [first]
-    for several in (min(PAIRS, count), count):
-        more = yield from beside(plan, known, several)
+    for count in (min(PAIRS, plan.least), plan.least):
+        more = yield from beside(plan, known, count)
         if isinstance(more, Probed):
             return more
         known += more
-    return known
+    return plan, known
 
 
 def beside(
@@ -403,7 +401,8 @@ def _breaks(one: Probed, slopes: Mapping[str, float]) -> float | None:
 def _rises(pair: Sequence[Probed]) -> dict[str, float]:
     """By clause, the rise of its stress in percent for a percent of load, between two probes."""
     low, high = sorted(pair, key=lambda one: one.probe.load)
-    apart, found = math.log(high.probe.load / low.probe.load), dict[str, float]()
+    apart = max(math.log(high.probe.load / low.probe.load), 1e-9)
+    found = dict[str, float]()
     for clause, before in low.verdict.stresses.items():
         rise = math.log(max(high.verdict.stresses[clause], 0.01) / max(before, 0.01))
         found[clause] = min(max(rise / apart, 0.5), STEEPEST)
@@ -583,6 +582,8 @@ def crossing(
         guess = load * min(max(_stress(known) ** (-1 / slope), 0.3), 3.0) * factor
         (further,) = yield [replace(like, load=_rounded(guess, plan, up))]
         margin = min(margin**2, 2.0)
+        if further.verdict.holds == up:
+            slope = _rises((known, further)).get(known.verdict.worst, slope)
         if further.verdict.holds:
             kept = further
         else:

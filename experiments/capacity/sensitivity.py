@@ -335,16 +335,8 @@ def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
     _, rough, plan = yield from breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return []
-    plan = lengthened(plan, [rough.kept])
-    start = rough
-    while True:
-        crossings = yield from replications(plan, start, plan.least)
-        if isinstance(crossings, Probed):
-            return []
-        longer = lengthened(plan, [one.kept for one in crossings])
-        if longer.requests <= plan.requests:
-            return crossings
-        plan, start = longer, crossings[0]
+    found = yield from replications(lengthened(plan, [rough.kept]), rough)
+    return [] if isinstance(found, Probed) else found[1]
 
 
 def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:
