@@ -54,12 +54,10 @@ FINALISTS = 4
 """Deployments that are searched exactly, at first."""
 MOST_SEARCHED = 8
 """Most deployments that are searched exactly."""
-CLOSE = 0.03
-"""The margin behind the best, by screening, within which a deployment is searched exactly, too."""
 FIRST, WAVE = 2, 16
 """Deployments screened side by side before they are compared again: the first time, and later."""
 SCREENING = 0.05
-"""The tolerance of screening."""
+"""The tolerance of screening: within it of the best a deployment is searched, too."""
 BEHIND, MARGIN = 0.3, 0.1
 """The margin below the best for another layout: to be screened to the end, and to be a finalist."""
 BETTER = 0.01
@@ -74,15 +72,14 @@ LIKELY = 0.6
 class Screened:
     """A deployment after screening: the load that one replica carries, and the number of replicas.
     ``value`` ranks it: requests a second for a unit of money an hour. ``per_hour`` is the price of
-    one replica, ``kept`` the largest load at which a run kept the SLO, ``begun`` the search that it
-    left, of all replicas."""
+    one replica, ``rough`` where short runs broke the SLO, ``begun`` the search that it left."""
 
     option: Option
     load: float
     replicas: int
     value: float
     per_hour: float
-    kept: Probed | None = None
+    rough: Crossing | None = None
     begun: Begun | None = None
 
     @property
@@ -198,7 +195,9 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         say(f"searching {len(chosen)} of them")
         exactly = {whole(one.option, one.replicas): one for one in chosen}
         plans = {option: plan_of(option, lab.section, "recommend") for option in exactly}
-        first = lab.pursue({option: begin(plan) for option, plan in plans.items()})
+        first = lab.pursue(
+            {option: begin(plan, _pilot(exactly[option], option)) for option, plan in plans.items()}
+        )
         began |= {exactly[option]: one for option, one in first.items()}
         chosen = _contenders(screened, began, worth)[: MOST_SEARCHED - len(began)]
     errors = OpErrors(lab)
@@ -209,7 +208,7 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
     others = sorted(
-        [*left.values(), *(one for one in screened if one not in began)],
+        [*left.values(), *(one for _, one in _not_searched(screened, began, worth))],
         key=lambda one: (-one.value, one.name),
     )
     result = Recommendation(ranked, others, dropped, checked, options)
@@ -278,22 +277,44 @@ def _load(one: Screened, found: Begun | Capacity | str) -> float:
     return 0.0 if isinstance(found, str) else found.carried / replicas
 
 
+def _pilot(one: Screened, option: Option) -> Crossing | None:
+    """The screening's crossing as that of all replicas, where their runs are those of one."""
+    alike, replicas = option.alike, option.scenario.cluster.replicas
+    if one.rough is None or not (option.pooled or alike == replicas):
+        return None
+    return replace(one.rough, load=one.rough.load * alike / one.rough.kept.scale)
+
+
 def _contenders(
     screened: Sequence[Screened],
     began: Mapping[Screened, Begun | Capacity | str],
     worth: Worth,
 ) -> list[Screened]:
-    """Screened deployments that may be nearly as good as the best searched one, or better, if the
-    search lowers their load by as much; the next two if all searched ones sustain nothing."""
-    others = [one for one in screened if one not in began]
-    exact = {
-        one: worth.of(one.option, load).value if (load := _load(one, found)) else 0.0
+    """Screened deployments that may be as good as the best searched one, or better, if the search
+    lowers their load by as much; the next two if all searched ones sustain nothing."""
+    best = max(
+        worth.of(one.option, load).value if (load := _load(one, found)) else 0.0
         for one, found in began.items()
-    }
-    if not (best := max(exact.values())):
-        return others[:2]
-    kept = np.median([there / one.value for one, there in exact.items()])
-    return [one for one in others if one.value * kept > best * (1 - CLOSE)]
+    )
+    if not best:
+        return [one for one in screened if one not in began][:2]
+    others = _not_searched(screened, began, worth)
+    return [one for one, lowered in others if lowered.value > best * (1 - SCREENING)]
+
+
+def _not_searched(
+    screened: Sequence[Screened],
+    began: Mapping[Screened, Begun | Capacity | str],
+    worth: Worth,
+) -> list[tuple[Screened, Screened]]:
+    """What was only screened; and with a load lowered as the search did with others, on average."""
+    kept = [load / one.load for one, found in began.items() if (load := _load(one, found))]
+    lower = float(np.median(kept)) if kept else 1.0
+    return [
+        (one, replace(worth.of(one.option, lower * one.load), rough=one.rough))
+        for one in screened
+        if one not in began
+    ]
 
 
 def _beaten(
@@ -316,7 +337,7 @@ def _beaten(
     for one, found in known.items():
         if one.name in rivals and one.name not in (best.name, *equal):
             now = worth.of(one.option, rivals[one.name].load)
-            left[one] = replace(now, replicas=one.replicas, kept=one.kept, begun=found)
+            left[one] = replace(now, replicas=one.replicas, rough=one.rough, begun=found)
     return left
 
 
@@ -526,7 +547,7 @@ def screen(
         best = found[0] if found else None
         goals = {option: _goal(worth, option, found) for option in waiting}
         for option, (load, rival) in goals.items():
-            if bounded[option] < load:
+            if bounded[option] < load * (1 - SCREENING):  # which is rough
                 dropped[option.name] = Left("bound", rival, bounded[option])
         waiting = [option for option in waiting if option.name not in dropped]
         size = WAVE if found else FIRST
@@ -546,7 +567,7 @@ def screen(
             served = (1 - option.deployment.rejected) / one.alike
             if isinstance(outcome, Crossing):
                 rough = worth.of(option, outcome.load * served)
-                found.append(replace(rough, kept=outcome.kept))
+                found.append(replace(rough, rough=outcome))
             elif isinstance(outcome, Probed):
                 at, rival = outcome.probe.load * served, goals[option][1]
                 dropped[option.name] = Left("race", rival, at, outcome.verdict.worst)
@@ -687,7 +708,8 @@ def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
 def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, Any]:
     """A rough capacity of all replicas, and the numbers at the largest load that short runs of one
     replica carried. ``holds_at_rate``: whether runs at the rate kept the SLO, if there were any."""
-    option, scale = one.option, one.kept.scale if one.kept is not None else 1
+    option, kept = one.option, one.rough.kept if one.rough is not None else None
+    scale = kept.scale if kept is not None else 1
     there = checked.get(one.name)
     row = {
         "name": one.name,
@@ -699,7 +721,7 @@ def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, An
         "gpus": option.gpus * one.replicas,
         "about": one.load * one.replicas,
         "at_most": None if one.begun is None else one.begun.most * (1 - option.deployment.rejected),
-        "curve": [] if one.kept is None else [numbers(one.kept, whole(option, scale))],
+        "curve": [] if kept is None else [numbers(kept, whole(option, scale))],
     }
     add_costs(row, one.per_hour * scale)
     return row | {"per_hour": one.per_hour * one.replicas}

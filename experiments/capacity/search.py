@@ -207,7 +207,6 @@ class Begun:
     """A search after its first replications: what is known before a capacity is settled."""
 
     plan: SearchPlan
-    at_once: Probed | None
     rough: Crossing
     crossings: tuple[Crossing, ...]
 
@@ -228,15 +227,17 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     return found if isinstance(found, Capacity) else (yield from settle(found))
 
 
-def begin(plan: SearchPlan) -> Search[Begun | Capacity]:
-    """The first estimate of a capacity; the capacity itself if no load keeps the SLO."""
-    at_once, rough, plan = yield from breakable_pilot(plan)
+def begin(plan: SearchPlan, known: Crossing | None = None) -> Search[Begun | Capacity]:
+    """The first replications of a search, with a pilot unless its outcome is ``known``; the
+    capacity itself if no load keeps the SLO."""
+    rough: Crossing | Probed
+    rough, plan = (known, plan) if known else (yield from breakable_pilot(plan))
     if not isinstance(rough, Crossing):
         return Capacity(pilot=rough)
     found = yield from replications(lengthened(plan, [rough.kept]), rough)
     if isinstance(found, Probed):
         return Capacity(pilot=found)
-    return Begun(found[0], at_once, rough, tuple(found[1]))
+    return Begun(found[0], rough, tuple(found[1]))
 
 
 def settle(found: Begun) -> Search[Capacity]:
@@ -248,7 +249,7 @@ def settle(found: Begun) -> Search[Capacity]:
             return Capacity(pilot=settled)
         plan, crossings = settled
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
-        saturation = yield from _saturation(plan, found.at_once, estimate.value)
+        saturation = yield from _saturation(plan, estimate.value)
         most = saturation * _told(plan)
         most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
         load, at, verdict = yield from kept_at(plan, min(estimate.value, most), crossings)
@@ -298,14 +299,11 @@ def _told(plan: SearchPlan) -> float:
     return max(1 - RESOLUTION * math.sqrt(plan.variance / plan.requests), 0.5)
 
 
-def breakable_pilot(
-    plan: SearchPlan,
-) -> Search[tuple[Probed | None, Crossing | Probed, SearchPlan]]:
+def breakable_pilot(plan: SearchPlan) -> Search[tuple[Crossing | Probed, SearchPlan]]:
     """The pilot, with longer runs if no load breaks the SLO in short ones."""
     while True:
         try:
-            at_once, rough = yield from pilot(plan)
-            return at_once, rough, plan
+            return (yield from pilot(plan)), plan
         except UnbreakableError:
             most = min(plan.budget, LONGEST_PILOT)
             if plan.pilot_requests >= most:
@@ -413,11 +411,12 @@ def _median(slopes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {clause: float(np.median([one[clause] for one in slopes])) for clause in slopes[0]}
 
 
-def _saturation(plan: SearchPlan, at_once: Probed | None, load: float) -> Search[float]:
+def _saturation(plan: SearchPlan, load: float) -> Search[float]:
     """Requests/s served under overload, from warm-up to last arrival, infinite without any; if the
     ``load`` is far below the throughput when all come at once, that."""
-    if at_once is None:
+    if plan.whole:
         return math.inf
+    (at_once,) = yield [Probe(AT_ONCE, plan.seed, plan.pilot_requests)]
     found = _throughput(at_once)
     for times in (1, 4):  # a longer run only where the capacity may depend on it
         if load <= FAR * _told(plan) * found:
@@ -518,17 +517,15 @@ def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
     )
 
 
-def pilot(plan: SearchPlan) -> Search[tuple[Probed | None, Crossing | Probed]]:
-    """A rough capacity from short runs of one seed, and the run with all requests at once."""
-    short = Probe(0, plan.seed, plan.pilot_requests)
-    if plan.whole:
-        found = yield from crossing(short, 32.0, SLOPE, plan)
-        return None, found
-    (at_once,) = yield [replace(short, load=AT_ONCE)]
-    if at_once.verdict.rejects:
-        return at_once, at_once
-    found = yield from crossing(short, 0.85 * _throughput(at_once), SLOPE, plan)
-    return at_once, found
+def pilot(plan: SearchPlan) -> Search[Crossing | Probed]:
+    """A rough capacity from short runs of one seed."""
+    short, start = Probe(0, plan.seed, plan.pilot_requests), 32.0
+    if not plan.whole:
+        (at_once,) = yield [replace(short, load=AT_ONCE)]
+        if at_once.verdict.rejects:
+            return at_once
+        start = 0.85 * _throughput(at_once)
+    return (yield from crossing(short, start, SLOPE, plan))
 
 
 def _throughput(at_once: Probed) -> float:

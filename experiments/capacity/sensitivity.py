@@ -332,7 +332,7 @@ def _capacities(
 def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
     """The load where each replication's SLO breaks, in runs that last long enough to show an
     overload; none if the SLO breaks under any load."""
-    _, rough, plan = yield from breakable_pilot(plan)
+    rough, plan = yield from breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return []
     found = yield from replications(lengthened(plan, [rough.kept]), rough)

@@ -389,7 +389,7 @@ def test_an_slo_that_no_load_breaks_ends_the_search(laboratory: Laboratory, tmp_
 def test_a_band_compares_searches_that_are_alike() -> None:
     """Also where the clause that breaks is not the one that comes next to its limit below."""
     limit = {0: 10.0}
-    (_, rough), _ = answer(searching.pilot(plan(0.03, 2, 2)), limit, 60.0, floor=0.9)
+    rough, _ = answer(searching.pilot(plan(0.03, 2, 2)), limit, 60.0, floor=0.9)
     assert isinstance(rough, Crossing)
     for factor in (1.01, 1.02, 1.04):
         search = asking._scaled_pilots(plan(0.03, 2, 2), rough, [1 / factor, factor])

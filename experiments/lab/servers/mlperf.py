@@ -716,7 +716,7 @@ def _at_rate(
 
 def _predicted(option: LoadGenOption) -> Search[PredictedRun]:
     plan = option.plan
-    _, found = yield from search.pilot(plan)
+    found = yield from search.pilot(plan)
     if isinstance(found, search.Crossing):
         like = Probe(0, plan.seed, plan.requests)
         found = yield from search.crossing(like, found.load, found.slope, plan)
