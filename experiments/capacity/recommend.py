@@ -46,7 +46,7 @@ from .launch import TRACE, Launch, launch, load_test
 from .options import Left, Option, Wanted, deployable, named, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
-from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, weigh
+from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, paired, weigh
 from .search import UNBOUNDED, Begun, Capacity, Crossing, Probed, at_load, begin, race, settle
 from .slo import Verdict
 
@@ -72,7 +72,8 @@ LIKELY = 0.6
 class Screened:
     """A deployment after screening: the load that one replica carries, and the number of replicas.
     ``value`` ranks it: requests a second for a unit of money an hour. ``per_hour`` is the price of
-    one replica, ``rough`` where short runs broke the SLO, ``begun`` the search that it left."""
+    one replica, ``rough`` where short runs broke the SLO, and ``half`` the half-width of its load,
+    in logarithms, if it left a search."""
 
     option: Option
     load: float
@@ -80,7 +81,7 @@ class Screened:
     value: float
     per_hour: float
     rough: Crossing | None = None
-    begun: Begun | None = None
+    half: float | None = None
 
     @property
     def name(self) -> str:
@@ -207,10 +208,12 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
     if wanted.rate is not None:
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
-    others = sorted(
-        [*left.values(), *(one for _, one in _not_searched(screened, began, worth))],
-        key=lambda one: (-one.value, one.name),
-    )
+    others = [one for _, one in _not_searched(screened, began, worth)]
+    sustained = {one.option.name: one.load for one in found}
+    for one, behind in left.items():
+        than = sustained[behind.than.name] or _load(behind.than, began[behind.than])
+        others.append(behind.at(one, than, worth))
+    others.sort(key=lambda one: (-one.value, one.name))
     result = Recommendation(ranked, others, dropped, checked, options)
     weighed, at_rate = _weighed(lab, result, worth, errors, screened[0].value * (1 - BEHIND))
     return replace(result, weighed=weighed, checked=checked | at_rate)
@@ -317,27 +320,48 @@ def _not_searched(
     ]
 
 
+@dataclass(frozen=True)
+class Behind:
+    """A deployment that leaves the search: the logarithm of its crossings over those of a better
+    one (``than``), and the half-width of that."""
+
+    than: Screened
+    mean: float
+    half: float
+
+    def at(self, one: Screened, than: float, worth: Worth) -> Screened:
+        """What is known of it, if the better one sustains a load."""
+        replicas = 1 if one.option.pooled else one.replicas
+        now = worth.of(one.option, than * math.exp(self.mean) / replicas)
+        return replace(now, replicas=one.replicas, rough=one.rough, half=self.half)
+
+
 def _beaten(
     began: Mapping[Screened, Begun | Capacity | str], worth: Worth, errors: OpErrors
-) -> dict[Screened, Screened]:
-    """Those that leave, as they are neither the best nor equal to it by their first replications;
-    with what is known of them."""
-    known = {one: found for one, found in began.items() if isinstance(found, Begun)}
-    rivals = {
-        one.name: Rival(one.name, one.option, load, worth.of(one.option, load).value, found)
-        for one, found in known.items()
-        if (load := _load(one, found))
+) -> dict[Screened, Behind]:
+    """Those that leave by their first replications: they are neither the best nor equal to it, or
+    do the same as one that is."""
+    known = {
+        one: (found, load)
+        for one, found in began.items()
+        if isinstance(found, Begun) and (load := _load(one, found))
     }
-    if not rivals:
-        return {}
-    best = max(rivals.values(), key=lambda one: one.value)
-    others = [one for one in rivals.values() if one is not best]
-    equal = weigh(best, others, worth.value_of, errors, 0.0, 0.0).equal
-    left = {}
-    for one, found in known.items():
-        if one.name in rivals and one.name not in (best.name, *equal):
-            now = worth.of(one.option, rivals[one.name].load)
-            left[one] = replace(now, replicas=one.replicas, rough=one.rough, begun=found)
+    value = {one: worth.of(one.option, load).value for one, (_, load) in known.items()}
+    left, twins = dict[Screened, Behind](), dict[object, Screened]()
+    for one in sorted(known, key=lambda one: (-value[one], one.name)):
+        found, load = known[one]
+        twin = twins.setdefault((value[one], *(each.load for each in found.crossings)), one)
+        if not left and len(twins) == 1:
+            best, first, most = one, found, load * one.replicas
+        behind = left.get(twin, Behind(twin, 0.0, 0.0))
+        if twin is one:
+            behind = Behind(best, *paired(first, found))
+            now = behind.at(one, most, worth)
+            rival = Rival(one.name, one.option, now.load, now.value, half=behind.half)
+            alone = Rival(best.name, best.option, 0.0, value[best])
+            if one is best or weigh(alone, [rival], worth.value_of, errors, 0.0).equal:
+                continue
+        left[one] = behind
     return left
 
 
@@ -439,8 +463,9 @@ def _weighed(
         if rate is not None and not ((at := checked.get(option.name)) and at.verdict.holds):
             more = _per_hour(_changed(option, 1), worth.prices)
             value = 0.0 if option.pooled else rate / more
-        others.append(Rival(option.name, option, one.load, value, one.begun))
-    weighed = weigh(best, others, worth.value_of, errors, math.log1p(SCREENING), most_left_out)
+        half = math.log1p(SCREENING) if one.half is None else one.half
+        others.append(Rival(option.name, option, one.load, value, half=half))
+    weighed = weigh(best, others, worth.value_of, errors, most_left_out)
     return weighed, checked
 
 
@@ -720,7 +745,7 @@ def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, An
         "stack": option.deployment.pools[-1].scenario.stack,
         "gpus": option.gpus * one.replicas,
         "about": one.load * one.replicas,
-        "at_most": None if one.begun is None else one.begun.most * (1 - option.deployment.rejected),
+        "at_most": None if one.half is None else one.load * one.replicas * math.exp(one.half),
         "curve": [] if kept is None else [numbers(kept, whole(option, scale))],
     }
     add_costs(row, one.per_hour * scale)

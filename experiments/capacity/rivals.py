@@ -20,13 +20,15 @@ from .search import Begun, Capacity
 @dataclass(frozen=True)
 class Rival:
     """A deployment beside the first: the load of one replica, and its value (requests a second for
-    a unit of money an hour); ``found`` if it was searched, or its search began."""
+    a unit of money an hour); ``found`` if it was searched, and else the ``half`` width of its load,
+    in logarithms."""
 
     name: str
     option: Option
     load: float
     value: float
-    found: Begun | Capacity | None = None
+    found: Capacity | None = None
+    half: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,11 @@ def weigh(
     others: list[Rival],
     worth: Callable[[Option, float], float],
     error: Callable[[Option], float],
-    screening: float,
     most_left_out: float,
 ) -> Weighed:
     """The first beside ``others``. ``worth``: the value of an option whose replicas sustain a load;
-    ``error``: the half-width of the 90 % band of an option's op times, ``screening``: that of a
-    screened load, both in logarithms; others are worth at most ``most_left_out``."""
+    ``error``: the half-width of the 90 % band of an option's op times, in logarithms; others are
+    worth at most ``most_left_out``."""
     errors: dict[str, float] = {}
 
     def half(option: Option) -> float:
@@ -83,7 +84,7 @@ def weigh(
 
     equal, rest = list[str](), list[Rival]()
     for one in sorted(others, key=lambda one: -one.value):
-        apart = [screening if one.found is None else paired_half_width(best.found, one.found)]
+        apart = [one.half if one.found is None else paired(best.found, one.found)[1]]
         if kind_of(one.option) != kind_of(best.option):
             apart += [half(best.option), half(one.option)]
         most = max(one.value, worth(one.option, one.load * math.exp(math.hypot(*apart))))
@@ -94,15 +95,15 @@ def weigh(
     return Weighed(tuple(equal), name, max(saves, 0.0), not name, errors)
 
 
-def paired_half_width(one: Begun | Capacity | None, other: Begun | Capacity | None) -> float:
-    """Half of the 95 % interval of the logarithm of two capacities' ratio, from replications with
-    the same seeds; 0 with fewer than two."""
+def paired(one: Begun | Capacity | None, other: Begun | Capacity | None) -> tuple[float, float]:
+    """The mean logarithm of the second one's loads over the first one's, of replications with the
+    same seeds, and half of its 95 % interval; both 0 with fewer than two."""
     loads = [
         {each.kept.probe.seed: math.log(each.load) for each in (found.crossings if found else ())}
         for found in (one, other)
     ]
-    ratios = [loads[0][seed] - loads[1][seed] for seed in loads[0].keys() & loads[1].keys()]
+    ratios = [loads[1][seed] - loads[0][seed] for seed in loads[0].keys() & loads[1].keys()]
     if len(ratios) < 2:
-        return 0.0
+        return 0.0, 0.0
     mean, (_, high) = mean_and_interval(ratios)
-    return high - mean
+    return mean, high - mean

@@ -215,11 +215,6 @@ class Begun:
         """The load that the asked share of replications exceeds, with its 95 % interval."""
         return quantile([exact(one, self.plan) for one in self.crossings], 1 - self.plan.keep)
 
-    @property
-    def most(self) -> float:
-        """The upper end of its interval."""
-        return self.quantile.interval[1]
-
 
 def capacity(plan: SearchPlan) -> Search[Capacity]:
     """The search for a deployment's capacity, with its headroom curve."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from sarathi_sim.experiments.capacity.rivals import Rival, paired_half_width, weigh
+from sarathi_sim.experiments.capacity.rivals import Rival, paired, weigh
 from sarathi_sim.experiments.capacity.search import Capacity, Crossing
 
 
@@ -47,7 +47,7 @@ def test_at_a_rate_equal_money_is_equal_whatever_the_capacities() -> None:
         Rival("one GPU more", option(), 1.59, 8 / 6),
         Rival("of two", option(gpus=2), 2.7, 8 / 6),
     ]
-    found = weigh(BEST, others, at_rate(8), NONE, 0.0, 0.0)
+    found = weigh(BEST, others, at_rate(8), NONE, 0.0)
     assert (found.equal, found.next, found.at_least) == (("same money",), "one GPU more", False)
     assert found.saves == pytest.approx(1 / 6) and found.errors == {}
 
@@ -58,12 +58,12 @@ def test_errors_of_op_times_cancel_on_one_engine_and_gpu_and_count_in_full_other
     others += [Rival("another", option("sglang"), 1.59, 8 / 6)]
     others += [Rival("far", option("sglang"), 1.52, 8 / 6)]
     sizes = errors({"vllm": 0.03, "sglang": 0.04})
-    found = weigh(BEST, others, at_rate(8), sizes, 0.0, 0.0)
+    found = weigh(BEST, others, at_rate(8), sizes, 0.0)
     assert found.equal == ("another",) and found.next == "its own"
     assert found.errors == {"vllm on h200-sxm": 0.03, "sglang on h200-sxm": 0.04}
     assert 1.52 * math.exp(0.05) < 1.6 < 1.59 * math.exp(0.05)
     other_gpu = [Rival("another", option(device="b200-sxm"), 1.59, 8 / 6)]
-    assert weigh(BEST, other_gpu, at_rate(8), sizes, 0.0, 0.0).equal == ("another",)
+    assert weigh(BEST, other_gpu, at_rate(8), sizes, 0.0).equal == ("another",)
 
 
 def test_paired_differences_tell_what_single_capacities_do_not() -> None:
@@ -71,21 +71,22 @@ def test_paired_differences_tell_what_single_capacities_do_not() -> None:
     first, second = (10.0, 8.0, 12.0, 9.0), (9.5, 7.68, 11.28, 8.55)
     ratios = [math.log(a / b) for a, b in zip(first, second, strict=True)]
     low, high = stats.t.interval(0.95, 3, stats.tmean(ratios), stats.sem(ratios))
-    half = paired_half_width(searched(*first), searched(*second))
-    assert half == pytest.approx((high - low) / 2)
-    assert paired_half_width(searched(*first), searched(*second, first_seed=9)) == 0.0
+    mean, half = paired(searched(*first), searched(*second))
+    assert (mean, half) == (pytest.approx(-(low + high) / 2), pytest.approx((high - low) / 2))
+    assert paired(searched(*first), searched(*second, first_seed=9)) == (0.0, 0.0)
     best = Rival("best", option(), 10, 10, searched(*first))
     worse = Rival("worse", option(), 9.5, 9.5, searched(*second))
     alike = Rival("alike", option(), 9.5, 9.5, searched(9.5, 9.0, 10.8, 8.5))
-    found = weigh(best, [worse, alike], lambda _, load: load, NONE, 0.0, 0.0)
+    found = weigh(best, [worse, alike], lambda _, load: load, NONE, 0.0)
     assert (found.equal, found.next) == (("alike",), "worse")
     assert found.saves == pytest.approx(0.05)
 
 
 def test_what_was_only_screened_counts_as_uncertain_as_it_is() -> None:
-    others = [Rival("near", option(), 9.6, 9.6), Rival("further", option(), 9.4, 9.4)]
+    half = math.log(1.05)
+    others = [Rival(n, option(), x, x, half=half) for n, x in (("near", 9.6), ("further", 9.4))]
     best = Rival("best", option(), 10, 10)
-    found = weigh(best, others, lambda _, load: load, NONE, math.log(1.05), 9.0)
+    found = weigh(best, others, lambda _, load: load, NONE, 9.0)
     assert (found.equal, found.next, found.at_least) == (("near",), "further", False)
-    found = weigh(best, others[:1], lambda _, load: load, NONE, math.log(1.05), 9.0)
+    found = weigh(best, others[:1], lambda _, load: load, NONE, 9.0)
     assert (found.next, found.at_least) == ("", True) and found.saves == pytest.approx(0.1)
