@@ -39,6 +39,8 @@ probe from the crossing that its slopes say."""
 APART, PAIRS, STEEPEST = 0.025, 3, 100.0
 """Least relative distance of two loads that tell a slope, replications that tell slopes, and the
 largest slope."""
+TELLING = 0.01
+"""The least stress that tells a slope."""
 MOST_NEAR = 3
 """Probes of a replication before bisection."""
 LASTS = 20
@@ -366,7 +368,7 @@ def _near(
     for _ in range(0 if plan.whole else MOST_NEAR):
         (one,) = yield [replace(like, load=_rounded(load, plan))]
         if before is not None:
-            slopes = _rises((before, one))
+            slopes = _rises((before, one), slopes)
         if (there := _breaks(one, slopes)) is None:
             break
         away = there / one.probe.load - 1
@@ -391,14 +393,17 @@ def _breaks(one: Probed, slopes: Mapping[str, float]) -> float | None:
     return None
 
 
-def _rises(pair: Sequence[Probed]) -> dict[str, float]:
-    """By clause, the rise of its stress in percent for a percent of load, between two probes."""
+def _rises(pair: Sequence[Probed], known: Mapping[str, float] | None = None) -> dict[str, float]:
+    """By clause, the rise of its stress in percent for a percent of load, between two probes; what
+    was ``known`` where it is far below its limit."""
     low, high = sorted(pair, key=lambda one: one.probe.load)
-    apart = max(math.log(high.probe.load / low.probe.load), 1e-9)
-    found = dict[str, float]()
+    apart, found = math.log(high.probe.load / low.probe.load), dict(known or {})
     for clause, before in low.verdict.stresses.items():
-        rise = math.log(max(high.verdict.stresses[clause], 0.01) / max(before, 0.01))
-        found[clause] = min(max(rise / apart, 0.5), STEEPEST)
+        after = high.verdict.stresses[clause]
+        if apart and min(before, after) >= TELLING:
+            found[clause] = min(max(math.log(after / before) / apart, 0.5), STEEPEST)
+        else:
+            found.setdefault(clause, SLOPE)
     return found
 
 
@@ -604,9 +609,12 @@ def exact(found: Crossing, plan: SearchPlan) -> float:
 
 
 def _part(kept: Probed, broken: Probed) -> float:
-    """The place of stress 1 between two loads, from 0 to 1, linear in the stress's logarithm."""
-    low, high = math.log(_stress(kept)), math.log(_stress(broken))
-    return low / (low - high)
+    """The place of the first clause's stress 1 between two loads, from 0 to 1, linear in the
+    stress's logarithm; of the overload's, if no clause breaks."""
+    stresses = [(kept.verdict.stresses[c], s) for c, s in broken.verdict.stresses.items() if s > 1]
+    pairs = [(min(max(low, 0.05), 0.9999), min(max(high, 1.0001), 20.0)) for low, high in stresses]
+    logs = [np.log(pair) for pair in pairs or [(_stress(kept), _stress(broken))]]
+    return min(float(low / (low - high)) for low, high in logs)
 
 
 def _stress(probed: Probed) -> float:

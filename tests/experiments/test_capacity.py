@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -210,8 +211,8 @@ def answer(
     latency_s: float = 0.0,
     scatter: float = 0.0,
 ) -> tuple[T, list[Probe]]:
-    """Answer every probe from a stress of (load x slower / limit) ** power, or ``floor`` where
-    another clause has more; and what was asked for.
+    """Answer every probe from a stress of (load x slower / limit) ** power, and of another clause
+    that has ``floor`` at any load; and what was asked for.
 
     A run's limit scatters around its seed's with ``scatter`` over the root of its requests.
     """
@@ -225,9 +226,9 @@ def answer(
             noise = np.random.default_rng([probe.seed, 7]).normal()
             limit *= math.exp(scatter * noise / math.sqrt(probe.requests))
             part = probe.load * probe.slower / limit
-            stress = 50.0 if math.isinf(part) else max(part**power, floor)
+            stresses = {"x": 50.0 if math.isinf(part) else part**power, "floor": floor}
             over = probe.load > saturation > 0 and math.isfinite(probe.load)
-            verdict = Verdict({"x": stress}, {"x": stress}, overloaded=over)
+            verdict = Verdict(stresses, stresses, overloaded=over)
             lasts = 0.0 if math.isinf(probe.load) else probe.requests / probe.load
             after = {"arrivals_s": lasts, "latency_s": {"mean": latency_s}}
             after |= {"offered_per_s": probe.load, "served_per_s": min(probe.load, saturation)}
@@ -297,6 +298,30 @@ def test_replications_come_until_the_interval_is_narrow() -> None:
     assert (high - low) / found.load <= 0.0601
     narrow, _ = searched(plan(0.002, 2, 5), limits, 4.0)
     assert len(narrow.crossings) == 5
+
+
+@pytest.mark.parametrize(("power", "floor"), [(6.0, 0.0), (30.0, 0.0), (30.0, 0.9)])
+def test_a_replication_takes_one_probe_near_the_others(power: float, floor: float) -> None:
+    """Its own crossing follows from the slope of the clause that breaks, although another has the
+    largest stress below it; where the others say too little, it takes two probes or bisection."""
+    limits = {seed: 10 * (1 + 0.01 * each) for seed, each in enumerate((0, 1, -2, 3, -3, 2, -1, 4))}
+    found, probes = searched(plan(0.03, 8, 8), limits, power, floor=floor)
+    assert [one.load for one in found.crossings] == pytest.approx(list(limits.values()), rel=1e-3)
+    apart = [probe for probe in probes if probe.load != found.load and probe.seed >= 3]
+    assert Counter(probe.seed for probe in apart) == dict.fromkeys(range(3, 8), 1)
+    twice = Counter(probe.seed for probe in probes if probe.load != found.load)
+    assert twice[1] == twice[2] == 2, "two of the first three tell a slope, too"
+    far, probes = searched(plan(0.03, 8, 8), limits | {7: 14.0, 6: 7.0}, power, floor=floor)
+    assert [far.crossings[seed].load for seed in (6, 7)] == pytest.approx([7.0, 14.0], rel=0.01)
+    assert far.load < 0.9 * found.load
+
+
+def test_runs_are_lengthened_before_they_are_replicated() -> None:
+    """Arrivals must last 20 times 10 s: of 10 requests/s 2,000. The first replication shows it; no
+    other one has a shorter run."""
+    found, probes = searched(plan(0.03, 5, 5), {0: 10.0}, 4.0, latency_s=10.0)
+    assert {one.probe.requests for one in found.at} == {2200} and not found.unsettled
+    assert {probe.requests for probe in probes if probe.seed} == {2200}
 
 
 def test_clients_are_whole_and_some_slo_no_load_keeps() -> None:
