@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.profiler.facts.ops import op_label
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 from ..capacity.slo import UNITS
@@ -233,9 +234,9 @@ def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Cha
         along, caption = Axis(f"{NAMES[x]}, log scale", log=True), f"{_FRONT} {_RELAXED}"
     else:
         line = (best[x].to_numpy(), best[y].to_numpy())
-        series.append(Series("line", "the front", *line, BLACK, "--"))
         two = " (where each deployment serves all it can)" * (not {x, y} & set(_GAINS))
-        caption = f"{_FRONT} {_LOADS} {_JOINED}{two}."
+        series.append(Series("line", "the front", *line, BLACK, "--"))
+        caption = f"{_FRONT} {_LOADS}" + f" {_JOINED}{two}." * (len(best) > 1)
     edge = 1.0 if relaxed else None
     about_both = f"{NAMES[y]} against {NAMES[x]}"
     return Chart(about_both, along, up, series, caption, edge=edge, link=_LINK)
@@ -281,7 +282,7 @@ def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:
         }
         along, caption = Axis("change (%)", ends=(-most, most)), "Each factor is changed by itself."
         about: dict[str, Any] = {"caption": caption, "edge": 0.0}
-        factors = [row["factor"] for row in some]
+        factors = [op_label(row["factor"]) for row in some]
         charts.append(
             bars(
                 title(content, *key),

@@ -193,7 +193,8 @@ def _draw(axes: Axes, one: Series, chart: Chart, number: int) -> Any:
         edges |= {"hatch": "///", "linewidths": 0.0}
     if one.faint:
         edges = {"facecolor": "#fdeee6", "edgecolor": one.colour, "hatch": "////", "linewidth": 0.0}
-    boxes = PolyCollection(corners, label=one.name, **edges)  # type: ignore[arg-type]
+    with matplotlib.rc_context({} if one.faint else {"hatch.color": ink_on(one.colour)}):
+        boxes = PolyCollection(corners, label=one.name, **edges)  # type: ignore[arg-type]
     axes.add_collection(boxes)
     axes.autoscale_view()
     return boxes

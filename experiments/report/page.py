@@ -38,7 +38,7 @@ from sarathi_sim.profiler.storage.files import LARGEST_DATA, make_folders, read_
 from sarathi_sim.profiler.storage.manifest import read_manifest
 from sarathi_sim.profiler.storage.strict import UserError
 from ..results import about_out, resolved
-from .palette import DARK_PAGE, dark_colour
+from .palette import DARK_PAGE, dark_colour, ink_on
 from .section import Axis, Chart, Section, Series, anchor, enumerated, legend, topic_of
 from .sections import sections_of
 
@@ -60,7 +60,7 @@ _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _ALONG = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,reset,save"
 _DASHES = {"-": "solid", "--": "dashed", "-.": "dotdash", ":": "dotted"}
 _MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "star")
-_LONGEST = 42  # letters of a name or an axis: what a telephone has room for
+_LONGEST = 38  # letters of a name or an axis: what a telephone has room for
 _SEEN = "#6b7280"
 """The colour of limits and texts."""
 
@@ -118,10 +118,9 @@ def _column(charts: Sequence[Chart]) -> Any:
     drawn = [interactive(chart) for chart in charts]
     if len(drawn) == 1:
         return drawn[0]
-    for chart, one in zip(charts[1:], drawn[1:], strict=True):
+    for chart, one in zip(charts, drawn, strict=True):
         one.x_range = drawn[0].x_range
-        one.title.text = chart.title.partition(": ")[2]
-    drawn[0].title.text = charts[0].title.partition(": ")[2]
+        one.title.text = fill(chart.title.partition(": ")[2], 34)
     return column(drawn, sizing_mode="stretch_width")
 
 
@@ -151,6 +150,8 @@ def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
         ticks = [tick for tick in every if low <= tick <= high]
     if ticks:
         scale.ticker = FixedTicker(ticks=ticks)
+    elif name == "x" and not axis.log:
+        scale.ticker.desired_num_ticks = 5  # a telephone has room for no more
     scale.formatter = NumeralTickFormatter(format="0 %" if axis.shares else "0,0.[0000]")
 
 
@@ -165,7 +166,9 @@ def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker
     if one.kind in ("bars", "gantt"):
         data["start"], data["y"], thick = chart.boxes(one)
         look |= {"line_width": 0, "fill_alpha": 0.25 if one.faint else 1.0}
-        look |= {"hatch_pattern": "/", "hatch_color": "white"} if one.dash == "--" else {}
+        look |= (
+            {"hatch_pattern": "/", "hatch_color": ink_on(one.colour)} if one.dash == "--" else {}
+        )
         return [drawn.hbar("y", thick, "x", "start", source=ColumnDataSource(data), **look)]
     if one.kind == "points":
         data |= {"link": [anchor(run) for run in one.links]} if one.links else {}

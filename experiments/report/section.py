@@ -148,7 +148,9 @@ class Chart:
 
     def text_places(self) -> dict[int, list[tuple[float, float] | None]]:
         """By number of a series of points with texts: where each text stands, from its point (to
-        the right and up, in pixels); None where it would hide another text or a point."""
+        the right and up, in pixels); None where it would hide another text, a point or a line."""
+        import numpy as np
+
         every = enumerate(self.series)
         spots = {at: one for at, one in every if one.kind == "points" and any(one.texts)}
         places = {
@@ -156,6 +158,13 @@ class Chart:
             for at, one in spots.items()
         }
         taken = [(x, y, 5.0, 5.0) for some in places.values() for x, y in some]
+        lines = [one for one in self.series if one.kind == "line" and len(one.x) > 1]
+        for one in lines:
+            x, y = self._pixels("x", one.x), self._pixels("y", one.y)
+            far = np.concatenate([[0.0], np.cumsum(np.hypot(np.diff(x), np.diff(y)))])
+            steps = np.arange(0.0, far[-1], 4.0)
+            along = (np.interp(steps, far, each) for each in (x, y))
+            taken += [(x, y, 2.0, 2.0) for x, y in zip(*along, strict=True)]
         found = dict[int, list[tuple[float, float] | None]]()
         for at, one in spots.items():
             found[at] = []
@@ -182,7 +191,8 @@ class Chart:
             for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
         )
         width = max(float(scale(high) - scale(low)), 1e-12)
-        return length * (0.05 + 0.9 * (scale(values) - scale(low)) / width)
+        before, after = (0.05 * (end is None) for end in axis.ends)
+        return length * (before + (1 - before - after) * (scale(values) - scale(low)) / width)
 
     @property
     def alt(self) -> list[str]:
@@ -214,9 +224,11 @@ def _is_free(box: Box, taken: Sequence[Box]) -> bool:
 
 
 def legend(charts: Sequence[Chart]) -> tuple[list[str], list[str]]:
-    """Of charts that stand together: the names in their legend, at most :data:`MOST_NAMED`, and the
-    sentences below them, each once."""
-    names = list(dict.fromkeys(one.name for chart in charts for one in chart.series if one.name))
+    """Of charts that stand together: the names in their legend, at most :data:`MOST_NAMED` and none
+    of a line of one point, which is not seen, and the sentences below them, each once."""
+    every = (one for chart in charts for one in chart.series if one.name)
+    seen = (one for one in every if one.kind != "line" or one.marks or len(one.x) != 1)
+    names = list(dict.fromkeys(one.name for one in seen))
     captions = (re.split(r"(?<=\.) (?=[A-Z\d])", chart.caption) for chart in charts)
     notes = list(dict.fromkeys(note for some in captions for note in some if note))
     if hidden := names[MOST_NAMED:]:
@@ -274,7 +286,9 @@ def heading_of(*summaries: Mapping[str, Any]) -> str:
             gpus += [row["device"]] if "device" in row else []
         topics = map(topic_of, found.get("assumptions", ()))
         arrivals = [text.partition(" (of ")[0] for topic, text in topics if topic == "arrivals"]
+        recorded = found.get("runs")
         loads += [found["slo"]] if found.get("slo") else arrivals
+        loads += recorded if isinstance(recorded, Mapping | list) else ()
     load = " or ".join(list(dict.fromkeys(loads))[:_MOST_ALIKE])
     names = list(dict.fromkeys(str(found["name"]) for found in summaries if "name" in found))
     return heading(enumerated(names), models, gpus, load)

@@ -47,7 +47,8 @@ Labs = Sequence[Lab]
 DASHES: tuple[Dash, Dash] = ("-", "--")
 """Of the variants."""
 NOTE = (
-    "Solid or plain: predicted; dashed or hatched: paper-calibrated; black: what the paper states."
+    "Solid or plain: predicted; dashed or hatched: paper-calibrated; "
+    "diamonds: what the paper states."
 )
 
 
