@@ -237,7 +237,7 @@ def score(
             found.write(folder)
             for each in found.runs:
                 charts = {each.case.name.replace(", ", "_"): run_distributions(each)}
-                heading = heading_of({**content, "runs": [each.case.name]})
+                heading = f"{heading_of(content)}; {each.case.name}"
                 draw_all(charts, folder / "figures", progress, heading)
     return Result(content | section.words(), section, written=written(out))
 

@@ -430,8 +430,10 @@ def _other_sizes(found: Row) -> list[str]:
             does = f"breaks {fewer['breaks']}{value} at {number_text(fewer['load'])} requests/s"
         elif what == "Twice the rate":
             does = f"{servers} servers (computed from one, not simulated)"
-        many = f"{servers * gpus} GPU{'s' * (servers * gpus > 1)}"
-        cost = f"{many}, {servers * price:,.2f} {currency} per hour"
+        cost = (
+            f"{servers * gpus} GPU{'s' * (servers * gpus > 1)}, "
+            f"{servers * price:,.2f} {currency} per hour"
+        )
         lines.append(f"{what}: {cost}, {does}")
     return [f"{line}." for line in ("; ".join(marks), *lines) if line]
 

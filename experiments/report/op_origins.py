@@ -29,8 +29,8 @@ def op_times_grid(deployments: Sequence[Deployment]) -> Table | None:
         meta = ops.meta
         for op, error in op_errors(ops).items():
             origin = str(meta.environment.get(op, meta.source))
-            where = f" ({SENDS[op].replace('_', ' ')})" if op in SENDS else ""
-            rows.append([name, op_label(op) + where, origin, f"{_percent(error):.1f}"])
+            called = f"{op_label(op)} {SENDS.get(op, '')}".strip()
+            rows.append([name, called, origin, f"{_percent(error):.1f}"])
     if not rows:
         return None
     note = (

@@ -166,6 +166,7 @@ def _lacking(runs: Mapping[str, Any]) -> Table:
 def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
     """Of what ``tune --json`` prints."""
     runs, settled = content["runs"], content["known"]
+    names = {key: parameter(f"engine.{key}").name for key in settled}
     after, before = (
         {m: max(abs(run[m][when]) for run in runs.values() if m in run) for m in NOISE
          if any(m in run for run in runs.values())}
@@ -179,10 +180,7 @@ def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
     }
     parts |= {"next run": next_runs[0][0]} if next_runs else {}
     rows = [
-        {
-            "constant": parameter(f"engine.{key}").name,
-            "of the stack": _constant(key, content["before"]),
-        }
+        {"constant": names[key], "of the stack": _constant(key, content["before"])}
         | {"tuned": _constant(key, content["tuned"])}
         | {"settled by the runs": "yes" if share >= SETTLED else "no" if share < OPEN else "partly"}
         for key, share in settled.items()
@@ -193,10 +191,9 @@ def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
     gains = [{"load": t, "information (nats)": f"{gain:.2f}"} for t, gain in next_runs]
     errors = [(run, *(_beside(of.get(m)) for m in NOISE)) for run, of in runs.items()]
     warnings = content["too_fast"] + [
-        f"no significant difference between {a} and {b} in these runs: trust their sum, not each"
-        for a, b in (
-            [parameter(f"engine.{key}").name for key in two] for two in content["mixed_up"]
-        )
+        f"no significant difference between {names[a]} and {names[b]} in these runs: trust their "
+        "sum, not each"
+        for a, b in content["mixed_up"]
     ]
     warnings += [
         f"{METRICS[m].name} is still {off:.0f} % off: the configuration is not of this "
@@ -398,7 +395,7 @@ def fit_chart(table: OpTable, band: Band) -> Chart:
     along, up = Axis(f"{label}, log scale", log=True), Axis("time (µs), log scale", log=True)
     note = "Dotted: the largest measured size; beyond it the fit is an extrapolation."
     return Chart(
-        first_upper(op_label(table.op)),
+        op_label(table.op),
         along,
         up,
         series,

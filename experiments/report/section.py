@@ -153,22 +153,18 @@ class Chart:
 
         every = enumerate(self.series)
         spots = {at: one for at, one in every if one.kind == "points" and any(one.texts)}
-        places = {
-            at: list(zip(self._pixels("x", one.x), self._pixels("y", one.y), strict=True))
-            for at, one in spots.items()
-        }
-        taken = [(x, y, 5.0, 5.0) for some in places.values() for x, y in some]
-        lines = [one for one in self.series if one.kind == "line" and len(one.x) > 1]
-        for one in lines:
-            x, y = self._pixels("x", one.x), self._pixels("y", one.y)
-            far = np.concatenate([[0.0], np.cumsum(np.hypot(np.diff(x), np.diff(y)))])
-            steps = np.arange(0.0, far[-1], 4.0)
-            along = (np.interp(steps, far, each) for each in (x, y))
-            taken += [(x, y, 2.0, 2.0) for x, y in zip(*along, strict=True)]
+        taken = list[Box]()
+        for one in self.series if spots else ():
+            x, y, half = self._pixels("x", one.x), self._pixels("y", one.y), 5.0
+            if one.kind == "line":
+                along, half = np.linspace(0, len(x) - 1, 200), 2.0
+                x, y = (np.interp(along, range(len(x)), each) for each in (x, y))
+            taken += [(*place, half, half) for place in zip(x, y, strict=True)]
         found = dict[int, list[tuple[float, float] | None]]()
         for at, one in spots.items():
             found[at] = []
-            for (x, y), text in zip(places[at], one.texts, strict=True):
+            places = (self._pixels("x", one.x), self._pixels("y", one.y), one.texts)
+            for x, y, text in zip(*places, strict=True):
                 half = _LETTER * len(text) / 2
                 boxes = ((x + right, y + up, half, 7.0) for right, up in _around(half))
                 free = (box for box in boxes if _is_free(box, taken))
@@ -183,16 +179,13 @@ class Chart:
 
         axis, length = (self.x, _AREA[0]) if which == "x" else (self.y, _AREA[1])
         scale = np.log10 if axis.log else np.asarray
-        ends = (one.ends_x if which == "x" else one.ends for one in self.series)
+        bands = (one.ends_x if which == "x" else one.ends for one in self.series)
         columns = [getattr(one, which) for one in self.series]
-        every = np.concatenate([*columns, *(end for pair in ends for end in pair or ())])
-        low, high = (
-            own if end is None else end
-            for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
-        )
-        width = max(float(scale(high) - scale(low)), 1e-12)
+        every = np.concatenate([*columns, *(end for pair in bands for end in pair or ())])
+        seen = (every.min(), every.max())
+        ends = [own if end is None else end for end, own in zip(axis.ends, seen, strict=True)]
         before, after = (0.05 * (end is None) for end in axis.ends)
-        return length * (before + (1 - before - after) * (scale(values) - scale(low)) / width)
+        return length * np.interp(scale(values), scale(ends), (before, 1 - after))
 
     @property
     def alt(self) -> list[str]:
@@ -224,11 +217,9 @@ def _is_free(box: Box, taken: Sequence[Box]) -> bool:
 
 
 def legend(charts: Sequence[Chart]) -> tuple[list[str], list[str]]:
-    """Of charts that stand together: the names in their legend, at most :data:`MOST_NAMED` and none
-    of a line of one point, which is not seen, and the sentences below them, each once."""
-    every = (one for chart in charts for one in chart.series if one.name)
-    seen = (one for one in every if one.kind != "line" or one.marks or len(one.x) != 1)
-    names = list(dict.fromkeys(one.name for one in seen))
+    """Of charts that stand together: the names in their legend, at most :data:`MOST_NAMED`, and the
+    sentences below them, each once."""
+    names = list(dict.fromkeys(one.name for chart in charts for one in chart.series if one.name))
     captions = (re.split(r"(?<=\.) (?=[A-Z\d])", chart.caption) for chart in charts)
     notes = list(dict.fromkeys(note for some in captions for note in some if note))
     if hidden := names[MOST_NAMED:]:
@@ -286,9 +277,7 @@ def heading_of(*summaries: Mapping[str, Any]) -> str:
             gpus += [row["device"]] if "device" in row else []
         topics = map(topic_of, found.get("assumptions", ()))
         arrivals = [text.partition(" (of ")[0] for topic, text in topics if topic == "arrivals"]
-        recorded = found.get("runs")
         loads += [found["slo"]] if found.get("slo") else arrivals
-        loads += recorded if isinstance(recorded, Mapping | list) else ()
     load = " or ".join(list(dict.fromkeys(loads))[:_MOST_ALIKE])
     names = list(dict.fromkeys(str(found["name"]) for found in summaries if "name" in found))
     return heading(enumerated(names), models, gpus, load)

@@ -306,12 +306,6 @@ def test_a_text_stands_where_it_hides_nothing_or_nowhere() -> None:
     assert (right, up) != (0, 12) and right * up >= 0, "beside a line, not on it"
 
 
-def test_a_line_of_one_point_is_not_in_the_legend() -> None:
-    """It is not seen."""
-    one, two = (Series("line", f"{n}", np.arange(n), np.arange(n)) for n in (1, 2))
-    assert legend([Chart("t", Axis("x"), Axis("y"), [one, two])])[0] == ["2"]
-
-
 def test_a_chart_is_drawn_as_its_data_say() -> None:
     """Every kind of series, by what matplotlib then holds."""
     x, y = np.array([0.0, 1.0]), np.array([2.0, 3.0])

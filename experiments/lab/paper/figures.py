@@ -334,11 +334,10 @@ def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> list
         ]  # fmt: skip
         title = f"{title}: {start:.3g} (the paper, dotted: {goal:g})"
         edge = 100 * (goal / start - 1)
-        along = Axis("change (%)")
         charts.append(
             Chart(
                 title,
-                along,
+                Axis("change (%)"),
                 Axis("", rows=order),
                 series,
                 edge=edge,
