@@ -29,7 +29,7 @@ def op_times_grid(deployments: Sequence[Deployment]) -> Table | None:
         meta = ops.meta
         for op, error in op_errors(ops).items():
             origin = str(meta.environment.get(op, meta.source))
-            called = f"{op_label(op)} {SENDS.get(op, '')}".strip()
+            called = f"{op_label(op)} {SENDS.get(op, '').replace('_', ' ')}".strip()
             rows.append([name, called, origin, f"{_percent(error):.1f}"])
     if not rows:
         return None

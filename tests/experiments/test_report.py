@@ -65,7 +65,7 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
     wanted = {"Time to first token", "Timeline of the stages: orca", "The whole run: orca"}
     assert wanted | {"Bubble time of requests"} <= set(titles)  # it has a pipeline
     origins = next(grid for grid in section.tables[1:] if grid.title.startswith("Op times"))
-    sends = "transfers between stages inter_node"
+    sends = "transfers between stages inter node"
     assert {row[1] for row in origins.rows} >= {"QKV projection", "attention of decodes", sends}
     assert all(0 < float(row[3]) < 100 for row in origins.rows)
     assert "policy:" in section.configuration["run/config.yaml"]
