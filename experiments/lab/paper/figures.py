@@ -47,7 +47,8 @@ Labs = Sequence[Lab]
 DASHES: tuple[Dash, Dash] = ("-", "--")
 """Of the variants."""
 NOTE = (
-    "Solid or plain: predicted; dashed or hatched: paper-calibrated; black: what the paper states."
+    "Solid or plain: predicted; dashed or hatched: paper-calibrated; "
+    "diamonds: what the paper states."
 )
 
 
@@ -333,11 +334,10 @@ def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> list
         ]  # fmt: skip
         title = f"{title}: {start:.3g} (the paper, dotted: {goal:g})"
         edge = 100 * (goal / start - 1)
-        along = Axis("change (%)")
         charts.append(
             Chart(
                 title,
-                along,
+                Axis("change (%)"),
                 Axis("", rows=order),
                 series,
                 edge=edge,
