@@ -170,7 +170,7 @@ def other_stacks(op: str, datasets: Path) -> list[pd.DataFrame]:
         return [part.query("batch == 1 and chunk > 1") for part in rows]
     rows += [vidur.decode(datasets)] if op == "attn_decode_gqa" else []
     device, same = load_device("a100-80g-sxm"), "==" if op == "attn_decode_mha" else ">"
-    rows = [part[devices.bandwidth_share(part, device) <= 0.9] for part in rows]
+    rows = [aic.from_memory(part, device) for part in rows]
     return [part.query(f"15 <= context <= 32768 and heads {same} kv_heads") for part in rows]
 
 

@@ -343,7 +343,7 @@ def test_quotients_of_iterations_by_hand() -> None:
     one, two = (LAYERS * (1e-3 + (2e-6 + 1e-9) * rows) for rows in (128, 256))
     assert quantities.iteration_growth(machine, 128, 256) == pytest.approx(100 * (two / one - 1))
     alone = LAYERS * (1e-3 + 4 * (2e-6 + 3e-9 * 1024)) / 4
-    assert quantities.decode_token_ms(machine, 4) == pytest.approx(1e3 * alone)
+    assert quantities.token_ms(machine, decodes=4) == pytest.approx(1e3 * alone)
     # Rows are as many; three pairs of query and key less, and three decodes' attention more.
     extra = LAYERS * (3 * 3e-9 * 1024 - 3 * 1e-9) / 3
     assert quantities.piggybacked_token_ms(machine, 1021, 3) == pytest.approx(1e3 * extra)

@@ -247,15 +247,6 @@ def fold_of(keys: pd.DataFrame, folds: int) -> npt.NDArray[np.int64]:
     return (shuffled[number] % folds).astype(np.int64)
 
 
-BINS = {
-    "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),
-    "chunk": (0, 128, 256, 512, 1024, 4096, 16384),
-    "context": (0, 256, 1024, 4096, 40000),
-    "num_bytes": (0, 2**14, 2**18, 2**21, 2**24, 2**40),
-}
-"""The ranges by which held-out errors are split: a column, and its limits."""
-
-
 @dataclass(frozen=True)
 class Origin:
     """Repository with commit, and licence, of published measurements."""
@@ -266,6 +257,7 @@ class Origin:
 
 _DESCRIBED = read_mapping(Path(__file__).with_name("studies.yaml"))
 ORIGINS = {name: Origin(*about) for name, about in _DESCRIBED["origins"].items()}
+BINS: dict[str, list[int]] = _DESCRIBED["ranges"]
 
 
 @dataclass(frozen=True)
@@ -371,7 +363,7 @@ def _a100(datasets: Path) -> Iterator[Study]:
     # Decodes of MHA and GQA are different kernels: each from a source that measured it well.
     inside = "15 <= context <= 32768"
     mha = aic.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
-    mha = on(mha[bandwidth_share(mha, device) <= 0.9], device)
+    mha = on(aic.from_memory(mha, device), device)
     yield _study("a100", "attn_decode_mha", decode_form(splits=True, packed=True), mha)
     gqa = on(aic.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device)
     checks = {"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)}
@@ -391,12 +383,6 @@ def _a100(datasets: Path) -> Iterator[Study]:
     for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
         rows = on(vidur.p2p_2023(datasets, scope), device)
         yield _study("a100", f"send_recv_{scope}", LINK, rows, {"wire": wire}, "send_recv")
-
-
-def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:
-    """The share of HBM bandwidth at which each row's KV cache is read once in its time."""
-    kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
-    return 1e6 * kv_bytes / rows["time_us"] / device.memory_bandwidth
 
 
 def _ga102(datasets: Path, target: str) -> Iterator[Study]:

@@ -32,6 +32,7 @@ from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
 from ...report import palette
+from ...report.charts import bars
 from ...report.draw import files
 from ...report.palette import BLACK, BLUE, KIND_COLOURS, ORANGE, VERMILION
 from ...report.section import Axis, Chart, Dash, Series
@@ -323,26 +324,16 @@ def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> list
     """The effect of each change (down, up), alone, on the ratios; in percent, by effect."""
     order = sorted(effects, key=lambda name: -abs(effects[name][1][0] / plain[0] - 1))
     titles = ("Orca / Sarathi", "Orca / TP only", "TP only / Sarathi", "median bubble")
-    places, charts = np.arange(len(order), dtype=float), []
+    charts = []
     for column, title in enumerate(titles):
         start, goal = plain[column], PAPER[column]
-        series = [
-            Series("bars", name, np.array([100 * (effects[row][side][column] / start - 1)
-                                           for row in order]), places, colour)
-            for side, name, colour in ((0, "first value", ORANGE), (1, "second value, or on", BLUE))
-        ]  # fmt: skip
+        changes = {
+            name: [100 * (effects[row][side][column] / start - 1) for row in order]
+            for side, name in enumerate(("first value", "second value, or on"))
+        }
         title = f"{title}: {start:.3g} (the paper, dotted: {goal:g})"
-        edge = 100 * (goal / start - 1)
-        along = Axis("change (%)")
-        charts.append(
-            Chart(
-                title,
-                along,
-                Axis("", rows=order),
-                series,
-                edge=edge,
-            )
-        )
+        sized = (title, Axis("change (%)"), order, changes, (ORANGE, BLUE))
+        charts.append(bars(*sized, edge=100 * (goal / start - 1)))
     return charts
 
 

@@ -45,14 +45,9 @@ def iteration_growth(m: Machine, before: int, after: int) -> float:
     return 100 * (iteration_ms(m, prompt=after) / iteration_ms(m, prompt=before) - 1)
 
 
-def prefill_token_ms(m: Machine) -> float:
-    """Milliseconds a token of a prompt of 1024."""
-    return iteration_ms(m, prompt=LENGTH) / LENGTH
-
-
-def decode_token_ms(m: Machine, batch: int) -> float:
-    """Milliseconds a decode, in a batch of decodes alone."""
-    return iteration_ms(m, decodes=batch, context=LENGTH) / batch
+def token_ms(m: Machine, prompt: int = 0, decodes: int = 0) -> float:
+    """Milliseconds a token of a prompt alone, or a decode in a batch of decodes alone."""
+    return iteration_ms(m, "total", prompt, decodes, LENGTH) / (prompt or decodes)
 
 
 def piggybacked_token_ms(m: Machine, prompt: int, decodes: int) -> float:
@@ -63,7 +58,7 @@ def piggybacked_token_ms(m: Machine, prompt: int, decodes: int) -> float:
 
 def piggybacked_decode_gain(m: Machine, batch: int, prompt: int, decodes: int) -> float:
     """Time of a decode in a batch of decodes / time that a piggybacked decode adds to a prompt."""
-    return decode_token_ms(m, batch) / piggybacked_token_ms(m, prompt, decodes)
+    return token_ms(m, decodes=batch) / piggybacked_token_ms(m, prompt, decodes)
 
 
 def decode_cost(m: Machine, batch: int) -> float:
@@ -116,7 +111,7 @@ def prefill_share(m: Machine, tokens: int) -> float:
 
 def decode_scaling(m: Machine, batch: int) -> float:
     """Decode throughput at ``batch`` / at batch 1, of the whole model."""
-    return decode_token_ms(m, 1) / decode_token_ms(m, batch)
+    return token_ms(m, decodes=1) / token_ms(m, decodes=batch)
 
 
 def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
@@ -332,9 +327,6 @@ def extreme_reduction(m: Machine, ops: str, which: Extreme) -> float:
         for length, batches in BATCHES.items()
         for batch in batches
     )
-
-
-CHUNKS = (64, 128, 192, 256, 320, 384, 448, 512)
 
 
 def chunk_overhead(m: Machine, chunk: int, part: Part = "total", length: int = LENGTH) -> float:

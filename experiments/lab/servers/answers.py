@@ -225,8 +225,6 @@ _VALIDATED = {
     "the same from the profile of single ops": ("isolated", "makespan_error"),
     "the same with the launch of each layer": ("launched", "makespan_error"),
     "whole: throughput error": ("throughput_error",),
-    "whole: TTFT error, mean": ("ttft_error",),
-    "whole: TPOT error, mean": ("tpot_error",),
     "whole: total bubble error": ("bubble_error",),
     "whole: TTFT error, median": ("calibrated", "ttft_p50_error"),
     "replay of measured times: makespan error": ("replay", "makespan_error"),

@@ -22,7 +22,7 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, Json
 
 from sarathi_sim.profiler.bundle.tables import read_cells
-from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
+from sarathi_sim.profiler.facts.formats import Stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, PREFILL
 from sarathi_sim.profiler.kernels.borrowed import LENT_PCT
 from sarathi_sim.profiler.storage.child import Progress, Say
@@ -30,6 +30,7 @@ from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
 from sarathi_sim.simulator.confidence.bands import UNKNOWN, covering_width
+from sarathi_sim.simulator.load.engine_memory import STACK_SHARES
 from sarathi_sim.simulator.load.trace import Trace
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.routers import Router
@@ -47,6 +48,7 @@ from ...sweeps.backends import Backend
 from ...sweeps.plan import SharedRequests
 from .rows import METRICS, Name, Positive, present, read_tables
 from .runs import NORMAL_90, Bench, bench
+from .scenarios import DTYPES
 
 T = TypeVar("T")
 LATENCIES = {f"{m}_ms_{s}": (f"{m}_s", s) for m in METRICS for s in ("mean", "p99")}
@@ -108,10 +110,8 @@ TRTLLM = "1.0"
 #: A setting of the PyTorch backend; the other runs are TensorRT engines.
 PYTORCH = "cuda_graph_padding_enabled"
 ENGINES: dict[str, Stack] = {"TensorRT-LLM": "trtllm", "vLLM": "vllm"}
-MEMORY: dict[Stack, str] = {"trtllm": "free_gpu_memory_fraction", "vllm": "gpu_memory_utilization"}
 #: NVIDIA's harness (``closed/NVIDIA/code/llmlib``) looks at replicas' requests in Server only.
 ROUTERS: dict[str, Router] = {"Server": "least_requests", "Interactive": "round_robin"}
-FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
 
 
 class MlperfRun(BaseModel):
@@ -360,7 +360,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         "model": task.model,
         "device": DEVICES[run.gpu],
         "stack": stack if version is None else f"{stack}@{version}",
-        "dtype": FORMATS[run.measurement_weight_type],
+        "dtype": DTYPES[run.measurement_weight_type],
         "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
         "cluster": present(pp=run.pp, replicas=replicas, **placed, **layout),
         "workload": {
@@ -369,7 +369,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         },
         "policy": {"name": stack, **present(**settings)},
         "kv_cache": present(
-            **{MEMORY[stack]: run.kv_free_gpu_mem_fraction},
+            **{STACK_SHARES[stack]: run.kv_free_gpu_mem_fraction},
             block_size=run.tokens_per_block or flags.get("block-size"),
             prefix_caching=False,
         ),
@@ -730,11 +730,6 @@ def _predicted(option: LoadGenOption) -> Search[PredictedRun]:
     worst = max(stresses, key=stresses.__getitem__)
     numbers = {key: _band(value) for key, value in at.items()}
     return PredictedRun(numbers, "ttft" if "ttft" in worst else "tpot")
-
-
-def recorded() -> pd.DataFrame:
-    """The table that the shipped constants were fitted to."""
-    return pd.read_csv(data_dir() / "lab" / CAPACITIES)
 
 
 def half_widths(rows: pd.DataFrame) -> dict[str, float]:

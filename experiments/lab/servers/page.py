@@ -19,13 +19,6 @@ from ..pages import markdown, update
 from .answers import KINDS, servers_answer
 
 DENSE, MIXTURES = KINDS
-OTHERS = (
-    ("AISimulate (its own mixtures of experts)", "other rows", "76.7", "28.4"),
-    ("AISimulate 0.13 (its own 1,135 rows)", "other rows", "43.7", "24.3"),
-    ("LLMServingSim (its own runs)", "other rows", "not found", "not found"),
-    ("BLIS (its own runs)", "other rows", "not found", "not found"),
-)
-"""Errors that other simulators state: means on data sets of their own, where a number is known."""
 _APART = {DENSE: ("class ", "mode ", "model "), MIXTURES: ("class ", "mode ")}
 """Groupings that the page leaves out: they have a single group, or too many."""
 
@@ -39,13 +32,11 @@ def tables(content: Mapping[str, Any]) -> str:
     kind = DENSE if content["groups"].get(KINDS[DENSE], {"n": 0})["n"] else MIXTURES
     for grid in grids:
         title = grid.title if kind in grid.title else f"{grid.title}, {kind}"
-        rows = list(grid.rows)
+        rows = grid.rows
         if grid is section.tables[0]:
             rows = [row for row in rows if not row[0].startswith(_APART[kind])]
         if title.startswith("Errors beside"):
             rows = [row for row in rows if row[0].startswith("model ")]
-        if title == f"League, {DENSE}":
-            rows += OTHERS
         shown = [n for n, heading in enumerate(grid.headings) if not heading.endswith("p90")]
         cells = ([row[n] for n in shown] for row in rows)
         found.append(markdown(title, [grid.headings[n] for n in shown], cells))

@@ -7,7 +7,6 @@ other servers were off. Rows with a full KV cache are simulated again under join
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.bands import UNKNOWN
+from sarathi_sim.simulator.confidence.op_errors import standard_normals
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
@@ -272,8 +272,8 @@ def draws(ops: OpShares) -> dict[str, Floats]:
 @lru_cache(maxsize=256)
 def normals(name: str) -> Floats:
     """The draws for ``name``, the same in every call: pairs of opposite sign."""
-    half = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS // 2)
-    return np.concatenate([half, -half])
+    draws: Floats = standard_normals(name, DRAWS)[0]
+    return draws
 
 
 def stack_sigma(off: Floats, op_draws: Sequence[Floats], share: float = 0.9) -> float:

@@ -35,7 +35,6 @@ BLOCK = 16
 #: Shipped models of a line's checkpoint: the same sizes under another name.
 _SAME = {
     "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": "llama-3.3-70b",
-    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
     "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout",
     "zai-org/GLM-5.1-FP8": "glm-5",
     "moonshotai/Kimi-K2-Thinking": "kimi-k2.5",
