@@ -93,17 +93,13 @@ def measure(
 
 def evaluate_all(sessions: Sequence[Session], progress: Progress) -> Comparisons:
     """Every cell in every repeat."""
-    jobs = [
-        (session, repeat, cell)
-        for session in sessions
-        for repeat in session.repeats
-        for cell in session.cells
-        if cell.name in repeat.served
-    ]
+    repeats = [(session, repeat) for session in sessions for repeat in session.repeats]
     outcomes: Comparisons = {}
-    for done, (session, repeat, cell) in enumerate(jobs, 1):
-        outcomes.setdefault(cell.name, []).append(session.evaluate(repeat, cell))
-        progress("simulations", done, len(jobs))
+    for done, (session, repeat) in enumerate(repeats, 1):
+        for cell in session.cells:
+            if cell.name in repeat.served:
+                outcomes.setdefault(cell.name, []).append(session.evaluate(repeat, cell))
+        progress("simulations", done, len(repeats))
     return outcomes
 
 

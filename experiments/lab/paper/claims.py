@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
@@ -388,9 +389,8 @@ def scrutinise(ids: Iterable[str], workers: int = 1) -> dict[str, Scrutiny]:
 @cache
 def load_scrutiny() -> dict[str, Scrutiny]:
     """The findings by claim."""
-    lines = (data_dir() / "paper" / "scrutiny.csv").read_text(encoding="utf-8").splitlines()
-    rows = (line.split(",") for line in lines[1:])
-    return {id: Scrutiny(*map(int, columns)) for id, *columns in rows}
+    table = pd.read_csv(data_dir() / "paper" / "scrutiny.csv")
+    return {id: Scrutiny(*found) for id, *found in table.itertuples(index=False)}
 
 
 CANNOT_FAIL, UNMOVED, NO_GAIN_PASSES, CONTROL_HOLDS = "†", "(†)", "‡", "¶"
@@ -424,9 +424,8 @@ def refresh() -> None:
     comment = "".join(line for line in file.open(encoding="utf-8") if line.startswith("#"))
     fits = {name: fit_device(name, fit) for name, fit in load_calibration().devices.items()}
     write_whole(file, comment + dump_yaml(asdict(Calibration(fits))))
-    rows = [(id, *found) for id, found in scrutinise(load_claims(), workers=2).items()]
-    lines = [",".join(map(str, row)) for row in (("id", *Scrutiny._fields), *rows)]
-    write_whole(folder / "scrutiny.csv", "\n".join(lines) + "\n")
+    table = pd.DataFrame(scrutinise(load_claims(), workers=2), Scrutiny._fields).T
+    write_whole(folder / "scrutiny.csv", table.to_csv(index_label="id"))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from ...sweeps.backends import Backend
 from ...sweeps.execute import Report, execute
 from ...sweeps.plan import Run, SharedRequests, SweepPlan, run_key
 from ...sweeps.store import Store
-from .rows import METRICS, SCORED, Measured, ServerTimes
+from .rows import METRICS, SCORED, Measured, Predictions, ServerTimes
 
 DRAWS = 512
 """Joint draws: the ends of a 90 % band are then accurate to about a twentieth of its width."""
@@ -301,7 +301,7 @@ def _covered(off: Floats, op_draws: Sequence[Floats], sigma: float) -> float:
 
 def with_bands(
     rows: Iterable[Measured],
-    predictions: Mapping[str, ServerTimes],
+    predictions: Predictions,
     op_draws: Draws,
     sigma_of: Mapping[str, Mapping[str, float]],
 ) -> dict[str, ServerTimes]:

@@ -15,12 +15,11 @@ from ...config.inputs import HostConstants, host_times
 from ...sweeps.backends import Backend
 from . import errors, host, runs
 from .host import APART, BASE, SCHEMES, HostFit, fitting
-from .rows import Measured, ServerTimes, read_servers
+from .rows import Measured, Predictions, ServerTimes, read_servers
 from .runs import Variant, with_bands
 from .scenarios import campaign_of, scenario_of
 
 FITTED = "fitted"
-Predictions = Mapping[str, ServerTimes]
 KINDS = {True: "dense", False: "mixtures"}
 """By a row's ``dense``."""
 _CONTENT = {True: "", False: "_of_mixtures"}

@@ -14,7 +14,7 @@ from ...report.palette import BLACK, BLUE, GREEN, GREY, KIND_COLOURS, ORANGE, li
 from ...report.section import Axis, Chart, Series
 from ...report.timeline import Window
 from .mlperf import BOUND, CAPACITY, ScoredMlperf
-from .rows import METRICS, Measured, ServerTimes
+from .rows import METRICS, Measured, Predictions
 from .score import ScoredRows
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def score_charts(found: ScoredRows | ScoredMlperf) -> dict[str, list[Chart]]:
     return {"measured_predicted": list(_measured_predicted(rows, found.best))} if rows else {}
 
 
-def _measured_predicted(
-    rows: Sequence[Measured], best: Mapping[str, ServerTimes]
-) -> Iterable[Chart]:
+def _measured_predicted(rows: Sequence[Measured], best: Predictions) -> Iterable[Chart]:
     """A chart a metric, a point a row, a colour an engine."""
     engines = dict(zip(sorted({row.backend for row in rows}), line_styles(), strict=False))
     for metric, name in _NAMES.items():

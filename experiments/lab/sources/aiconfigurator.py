@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.bundle.tables import BundleError, numbers, refuse, whole_numbers
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -366,16 +365,10 @@ def _read(
         raise
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: not a parquet table: {error}") from None
-    for column in (*counts, *timed):
-        if not pd.api.types.is_numeric_dtype(rows[column]):
-            raise BundleError(f"{path}: column {column!r} holds {rows[column].dtype}")
-    time_us = (1.0 if times else 1e3) * rows[timed].astype(np.float64).sum(axis=1, skipna=False)
-    wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
-    for at in np.flatnonzero(wrong):
-        where = ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
-        got = f"got {time_us.iloc[at] / 1e3} ms at {where}"
-        raise BundleError(f"{path}: a latency must be positive, {got}")
-    return rows[columns].astype(dict.fromkeys(counts, np.int64)).assign(time_us=time_us)
+    took = sum(numbers(rows[name], path) for name in timed)
+    refuse(took < 0 if zero else took <= 0, rows[timed[0]], path, "a latency must be positive")
+    sizes = {name: whole_numbers(rows[name], path, 0) for name in counts}
+    return rows[columns].assign(**sizes, time_us=(1.0 if times else 1e3) * took)
 
 
 A100, A100_DEVICE = "aiconfigurator_a100_sxm", "a100-80g-sxm"
