@@ -1,9 +1,8 @@
 """Pages and tables of the documentation that are made from the code and the stored fits.
 
-``python -m sarathi_sim.experiments.lab.pages docs`` writes the sections of reference.md (from the
-schema, the registries and the shipped configurations), files.md and limits.md below what these say
-first, and support.md. A file in place of the folder, ``data/README.md``, gets the tables of the
-shipped kernels' errors.
+``python -m sarathi_sim.experiments.lab.pages docs`` writes reference.md (from the schema, the
+registries and the shipped configurations), limits.md and support.md into that folder. A file in
+place of it, ``data/README.md``, gets the tables of the shipped kernels' errors.
 """
 
 from __future__ import annotations
@@ -37,6 +36,8 @@ from ..sweeps.points import SweepSpec
 from .fit.accuracy import by_class, scores_of, shipped_stacks
 
 Rows = Iterator[Sequence[str]]
+Schema = Mapping[str, Any]
+"""A JSON schema, or a part of one."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "") -> list[str]:
@@ -49,11 +50,6 @@ def markdown(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -
     """A titled table of numbers; the first column is left-aligned."""
     ruler = f"| --- |{' ---: |' * (len(header) - 1)}"
     return "\n".join([f"## {title}", "", *table(header, rows, ruler)])
-
-
-def below(page: str, sections: str) -> str:
-    """The page's introduction, which is written by hand, with these sections below it."""
-    return page.partition("\n## ")[0] + "\n" + sections
 
 
 def update(page: str, tables: str, some: bool = False) -> str:
@@ -83,11 +79,39 @@ _BOUNDS = {
     "exclusiveMaximum": "below",
     "maximum": "to",
 }
+_FILES = """# Files: every field, with its unit
+
+`python -m sarathi_sim.experiments.lab.pages docs` makes this page from `data/schema.yaml`.
+
+What a command writes to its folder is an interface. `schema` in every `summary.json` and in what
+`--json` prints is the version of this page, {version}. It rises when a field is renamed or
+dropped, or means something else; new fields leave it as it is.
+
+Beside the files below, a folder holds `config.yaml`, the configuration with every default filled
+in (`sarathi-sim run` takes it again); `manifest.json`, the size and SHA-256 of every file;
+`figures/NAME.png` and `.svg`; with `run --timeline` `SCENARIO/timeline.json.gz`, a trace for
+Perfetto; of `recommend` `winner.yaml`, `launch.sh` and `load.sh`; of `capacity` and `recommend`
+`probes/`, the runs of the search, as a sweep has them.
+
+In a path `*` is any name and `[]` every item of a list. METRIC is a metric of
+[metrics.md](metrics.md) and its statistic, such as `ttft_s.p99`, ACCOUNT an account of the
+ledger, KEY a swept key, CLAUSE a clause of an SLO, `**` a tree that is described elsewhere. A
+share is from 0 to 1. A load is in requests/s or clients, as `load` says. Every number is null
+where there is none.
+"""
+_REFERENCE = """# Reference
+
+`python -m sarathi_sim.experiments.lab.pages docs` makes this page from the code.
+
+Keys go by their path: `cluster.tp` is the key `tp` of the section `cluster`, and
+`--set cluster.tp=8` sets it. Any key of a scenario may stand at the top level, for all
+scenarios, or within one.
+"""
 
 
 def reference() -> str:
-    """The sections of docs/reference.md."""
-    lines = list[str]()
+    """docs/reference.md."""
+    lines = [_REFERENCE]
     for title, model, prefix in _SECTIONS:
         schema = model.model_json_schema()
         lines += [f"## {title}", ""]
@@ -114,7 +138,7 @@ def schema() -> dict[str, Any]:
     return read_mapping(data_dir() / "schema.yaml")
 
 
-def fields_of(result: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def fields_of(result: Schema, groups: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The fields of a result of the schema by path, those of its groups in their places."""
     fields: dict[str, str] = {}
     for name, places in result.get("groups", {}).items():
@@ -124,8 +148,9 @@ def fields_of(result: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]
 
 
 def files() -> str:
-    """The sections of docs/files.md."""
-    content, lines = schema(), list[str]()
+    """docs/files.md."""
+    content = schema()
+    lines = [_FILES.format(version=content["version"])]
     for name, result in content["results"].items():
         found = fields_of(result, content["groups"])
         lines += [f"## `{name}`", "", f"`summary.json`, with `format`: `{result['format']}`.", ""]
@@ -145,7 +170,7 @@ def _quoted(names: Iterable[object]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _tables(schema: Schema, classes: Schema, prefix: str) -> Iterator[str]:
     """The section's description and its table of keys, then those of the sections within."""
     keys = schema.get("properties", {})
     if prefix:  # one of several forms of a section says which it is
@@ -154,7 +179,7 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         yield from (f"### `{prefix}`{next(forms, '')}", "")
     text = re.sub(r"``(.+?)``", r"`\1`", schema.get("description", ""))  # the class's docstring
     yield from (re.sub(r":\w+:`~?(.+?)`", r"`\1`", line) for line in (*text.splitlines(), ""))
-    inner: list[tuple[str, Mapping[str, Any]]] = []
+    inner: list[tuple[str, Schema]] = []
     rows = []
     for key, form in keys.items():
         path = f"{prefix}.{key}" if prefix else key
@@ -176,7 +201,7 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         yield from _tables(section, classes, path)
 
 
-def _references(form: Mapping[str, Any]) -> Iterator[str]:
+def _references(form: Schema) -> Iterator[str]:
     """Names of the classes that a key's value may be of."""
     if "$ref" in form:
         yield form["$ref"].rpartition("/")[2]
@@ -185,18 +210,18 @@ def _references(form: Mapping[str, Any]) -> Iterator[str]:
             yield from _references(inner)
 
 
-def _forms(form: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _forms(form: Schema) -> Sequence[Schema]:
     """The forms that a value may have, if there are several."""
     return form.get("anyOf") or form.get("oneOf") or ()
 
 
-def _by_name(form: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _by_name(form: Schema) -> list[dict[str, Any]]:
     """The form of the values of a section whose keys are names of the user's own."""
     values = [form.get("additionalProperties"), *form.get("patternProperties", {}).values()]
     return [each for each in values if isinstance(each, dict)]
 
 
-def _type(form: Mapping[str, Any]) -> str:
+def _type(form: Schema) -> str:
     if forms := _forms(form):
         types = dict.fromkeys(map(_type, forms))
         return " or ".join(name for name in types if name != "null")
@@ -211,7 +236,8 @@ def _type(form: Mapping[str, Any]) -> str:
         for key, word in _BOUNDS.items()
         if (bound := form.get(key)) is not None
     ]
-    name = _TYPES.get(form.get("type", ""), form.get("type", "any"))
+    kind: str = form.get("type", "any")
+    name = _TYPES.get(kind, kind)
     return f"{name}, {' '.join(bounds)}" if bounds else name
 
 
@@ -251,17 +277,33 @@ _TITLES: dict[Kind, str] = {
     "format": "Number formats",
 }
 
+_LIMITS = """# Limits
+
+`python -m sarathi_sim.experiments.lab.pages docs` makes this page from
+`profiler/storage/not_modelled.py`.
+
+What is not modelled is refused by its name: as a key or a value of a configuration, an
+option, a model or a device. The message says what its row on this page says. Names are
+patterns: `*` stands for anything. Capitals do not matter, `_` is the same as `-`, and
+the owner of a model is left out.
+"""
+_OTHER_DEVICES = """`sarathi-sim profile` measures op times with torch on an NVIDIA GPU or a CPU
+([README](../README.md#where-op-times-come-from)). For anything else write the tables of
+a bundle from measurements of your own, check them with `sarathi-sim fit`, and
+write a YAML of the data sheet like those in `data/devices`.
+"""
+
 
 def limits() -> str:
-    """The sections of docs/limits.md."""
-    lines = list[str]()
+    """docs/limits.md, from :data:`~sarathi_sim.profiler.storage.not_modelled.LIMITS`."""
+    lines = [_LIMITS]
     for kind, rows in LIMITS.items():
         cells = (
             (limit.what, limit.instead, " ".join(f"`{name}`" for name in limit.names.split()))
             for limit in rows
         )
-        header = ("not modelled", "what to do", "names")
-        lines += [f"## {_TITLES[kind]}", "", *table(header, cells)]
+        lines += [f"## {_TITLES[kind]}", "", *[_OTHER_DEVICES] * (kind == "device")]
+        lines += table(("not modelled", "what to do", "names"), cells)
     return "\n".join(lines)
 
 
@@ -395,9 +437,9 @@ def main() -> None:
     """Write the pages of the folders, and the tables of the files, named on the command line."""
     for path in map(Path, sys.argv[1:]):
         if path.is_dir():
-            for made in (reference, files, limits):
-                page = path / f"{made.__name__}.md"
-                write_whole(page, below(page.read_text(encoding="utf-8"), made()))
+            write_whole(path / "reference.md", reference())
+            write_whole(path / "files.md", files())
+            write_whole(path / "limits.md", limits())
             write_whole(path / "support.md", support(supported()))
         else:
             tables = kernel_tables(shipped_stacks())

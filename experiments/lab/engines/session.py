@@ -262,8 +262,7 @@ def totals(records: Records) -> dict[str, float]:
     and turn-around; by stage if there is a pipeline."""
     analysis = Analysis(records)
     table = analysis.requests
-    rows = analysis.ledger.to_dict("records")
-    stages = [sum(float(row[f"{name}_s"]) for name in WAITS) for row in rows]
+    stages = analysis.ledger[[f"{name}_s" for name in WAITS]].sum(axis=1).tolist()
     tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
     makespan = records.end_s - float(records.arrival_s.min())
     return {

@@ -106,12 +106,12 @@ def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
     classes = []
     for group in dict.fromkeys(score.group for score in scores):
         of = [score for score in scores if score.group == group]
-        bands = [(s.covered, s.rows) for s in of if s.covered is not None]
-        share, count = (np.array([band[i] for band in bands]) for i in (0, 1))
+        bands = [(score.covered, score.rows) for score in of if score.covered is not None]
+        share, count = zip(*bands, strict=True) if bands else ((), ())
         median, p95 = np.median([(score.median, score.p95) for score in of], axis=0).tolist()
         met = sum(score.met is True for score in of) if of[0].aim else None
         covered = round(float(np.average(share, weights=count)), 1) if bands else None
-        ends = (float(share.min()), float(share.max())) if bands else None
+        ends = (min(share), max(share)) if bands else None
         causes = [*dict.fromkeys(cause for score in of for cause in score.causes)]
         errors = (round(median, 2), round(p95, 2))
         classes.append(

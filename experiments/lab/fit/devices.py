@@ -300,6 +300,19 @@ class Study:
     stack_pct: float = 0.0
 
 
+def filled(part: Any, words: Mapping[str, Any]) -> Any:
+    """A part of a YAML file with ``words`` for the names in its braces; text that is such a name
+    alone becomes the word as it is."""
+    if isinstance(part, dict):
+        return {key: filled(each, words) for key, each in part.items()}
+    if isinstance(part, list):
+        return [filled(each, words) for each in part]
+    if not isinstance(part, str):
+        return part
+    whole = part[1:-1] if part.startswith("{") else ""
+    return words[whole] if whole in words else part.format_map(words)
+
+
 def _study(
     of: str,
     op: str,
@@ -311,13 +324,7 @@ def _study(
 ) -> Study:
     """The study of an op as studies.yaml describes it at ``of`` and its ``name`` there (empty: the
     op's); ``words`` fill its braces."""
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: filled(each) for key, each in value.items()}
-        return value.format_map(words) if isinstance(value, str) else value
-
-    about = filled(_DESCRIBED[of][name or op])
+    about = filled(_DESCRIBED[of][name or op], words)
     pct = about.pop("stack_pct", 0.0)
     return Study(
         op, form, rows, HoldOut(**about.pop("hold_out")), origin=ORIGINS[about.pop("origin")],

@@ -629,7 +629,7 @@ def _messages(op: str, kernels: dict[str, Table]) -> Iterator[Fitted]:
 
 
 def _by_gpus(rows: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    return {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
+    return {int(str(gpus)): part for gpus, part in rows.groupby("gpus")}
 
 
 def _curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:

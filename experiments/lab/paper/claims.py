@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.storage.child import Progress, default_to_one_thread, mapped, silent
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, parse, strict_dataclass
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, load_shipped
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, TimeBySize
 from ...report.section import Section, Table
@@ -112,8 +112,7 @@ class _Claims:
 @cache
 def load_claims() -> dict[str, Claim]:
     """Every claim by id, in the order of the paper."""
-    path = data_dir() / "paper" / "claims.yaml"
-    claims = parse(_Claims, read_mapping(path), path).claims
+    claims = load_shipped(_Claims, "paper/claims.yaml").claims
     return {id: replace(claim, id=id) for id, claim in claims.items()}
 
 

@@ -36,6 +36,7 @@ from ...report.charts import bars
 from ...report.draw import files
 from ...report.palette import BLACK, BLUE, KIND_COLOURS, ORANGE, VERMILION
 from ...report.section import Axis, Chart, Dash, Series
+from ..fit.devices import filled
 from ..pages import markdown, update
 from . import gpt3, quantities
 from .claims import ClaimResult, claim_rows, gains, headings, load_claims
@@ -86,9 +87,9 @@ def _described() -> dict[str, Any]:
     return read_mapping(data_dir() / "paper" / "figures.yaml")
 
 
-def _filled(panel: Any, values: Mapping[str, Any]) -> Any:
-    """With ``values`` of names in braces, and what follows from them; a value that is such a name
-    keeps its kind. Series ``only`` of another length are left out."""
+def _filled(panel: dict[str, Any], values: Mapping[str, Any]) -> Any:
+    """With ``values`` of names in braces, and what follows from them. Series ``only`` of another
+    length are left out."""
     known = dict(values)
     if (length := known.get("length")) is not None:
         known |= {
@@ -100,18 +101,8 @@ def _filled(panel: Any, values: Mapping[str, Any]) -> Any:
     if "rule" in known:
         known["text"] = RULES[known["rule"]]
 
-    def filled(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {key: filled(each) for key, each in part.items()}
-        if isinstance(part, list):
-            some = (e for e in part if not isinstance(e, dict) or e.get("only", length) == length)
-            return [*map(filled, some)]
-        if not known or not isinstance(part, str):
-            return part
-        whole = part[1:-1] if part.startswith("{") else ""
-        return known[whole] if whole in known else part.format_map(known)
-
-    return filled(panel)
+    series = [one for one in panel["series"] if one.get("only", length) == length]
+    return filled(panel | {"series": series}, known) if known else panel
 
 
 def _chart(panel: Mapping[str, Any], labs: Labs) -> Chart:
@@ -140,17 +131,9 @@ def _series(one: Mapping[str, Any], labs: Labs) -> list[Series]:
         ]
     if "totals" in one:
         quantity, words = getattr(quantities, one["totals"]), one["with"]
-        total, rows = (
-            _values(
-                labs[1],
-                quantity,
-                one["by"],
-                one["at"],
-                words,
-            ),
-            len(one["at"]),
-        )
-        return [Series("points", "total, paper-calibrated", total, np.arange(rows) + one["offset"])]
+        total = _values(labs[1], quantity, one["by"], one["at"], words)
+        rows = np.arange(len(total)) + one["offset"]
+        return [Series("points", "total, paper-calibrated", total, rows)]
     if "y" in one:
         x = [one.get("times", 1) * paper(value) for value in one["x"]]
         return [stated(x, one["y"], colour, one.get("texts", ""))]

@@ -14,7 +14,7 @@ from typing import Literal
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
-from sarathi_sim.profiler.facts.ops import GEMMS, GemmShape
+from sarathi_sim.profiler.facts.ops import GEMMS
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch, stage_layers
 from ...run.machine import Machine, Throughput
 from .gpt3 import outcome
@@ -127,13 +127,11 @@ def saturated(m: Machine, phase: Phase) -> float:
 
 
 def intensity(m: Machine, op: str, new: int, batch: int) -> float:
-    """FLOPs a byte of a GEMM or of attention, for ``new`` tokens of each sequence of a batch."""
-    gemms = m.ops.model.gemms(1)
-    return gemm_intensity(gemms[op], batch * new) if op in gemms else attention_intensity(m, new)
-
-
-def gemm_intensity(shape: GemmShape, rows: int) -> float:
-    """FLOPs a byte: fp16, each tensor moved once."""
+    """FLOPs a byte of a GEMM (fp16, each tensor moved once) or of attention, for ``new`` tokens of
+    each sequence of a batch."""
+    if (shape := m.ops.model.gemms(1).get(op)) is None:
+        return attention_intensity(m, new)
+    rows = batch * new
     moved = 2 * (rows * shape.k + shape.k * shape.n + rows * shape.n)
     return 2 * rows * shape.k * shape.n / moved
 

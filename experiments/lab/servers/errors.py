@@ -41,21 +41,17 @@ def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, l
     """Rows by group: those without flags and drafts by :data:`GROUPS`, and by memory if any is of
     the ids whose KV cache was ``full`` (where requests wait for memory, TTFT is a matter of its
     size); the others are ``flagged`` or ``with drafts``, and nowhere else."""
-    found: dict[tuple[str, str], list[Measured]] = {("all", ""): []}
+    found: dict[tuple[int, int, str], list[Measured]] = {(0, 0, "all"): []}
+    order = [*GROUPS, DRAFTED, FLAGGED]
     for row in rows:
         names = [(word, which) for word, of in GROUPS.items() if (which := of(row)) is not None]
         names += [("memory", "full" if row.id in full else "not full")] if full else []
         if row.flags or row.drafts:
             names = [(FLAGGED if row.flags else DRAFTED, "")]
-        for name in names:
-            found.setdefault(name, []).append(row)
-    order = [*GROUPS, DRAFTED, FLAGGED]
-
-    def place(name: tuple[str, str]) -> tuple[int, int, str]:
-        word, which = name
-        return order.index(word), len(which) * (word == "concurrency"), which
-
-    return {" ".join(filter(None, name)): found[name] for name in sorted(found, key=place)}
+        for word, which in names:
+            place = order.index(word), len(which) * (word == "concurrency")
+            found.setdefault((*place, f"{word} {which}".rstrip()), []).append(row)
+    return {place[-1]: found[place] for place in sorted(found)}
 
 
 Errors = dict[str, float | None]

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, load_shipped
+from sarathi_sim.profiler.storage.strict import strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from ...config.inputs import HostConstants, HostTimes, StackErrors, host_times
 from .errors import errors
@@ -93,8 +93,7 @@ class Folds:
 @cache
 def shipped_folds(mixtures: bool = False) -> list[Fold]:
     """Of dense models, or of ``mixtures`` of experts."""
-    path = data_dir() / "lab" / f"{_FILES[mixtures]}_folds.yaml"
-    return parse(Folds, read_mapping(path), path).folds
+    return load_shipped(Folds, f"lab/{_FILES[mixtures]}_folds.yaml").folds
 
 
 def fitted_without(row: Measured) -> Fold:

@@ -26,9 +26,9 @@ from sarathi_sim.profiler.facts.formats import Stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, PREFILL
 from sarathi_sim.profiler.kernels.borrowed import LENT_PCT
 from sarathi_sim.profiler.storage.child import Progress, Say
-from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, load_shipped
+from sarathi_sim.profiler.storage.strict import UserError, strict_dataclass
 from sarathi_sim.simulator.confidence.bands import UNKNOWN, covering_width
 from sarathi_sim.simulator.load.engine_memory import STACK_SHARES
 from sarathi_sim.simulator.load.trace import Trace
@@ -241,8 +241,7 @@ class MlperfHost:
 @lru_cache(maxsize=1)
 def mlperf_host() -> MlperfHost:
     """The shipped constants."""
-    path = data_dir() / "mlperf_host.yaml"
-    return parse(MlperfHost, read_mapping(path), path)
+    return load_shipped(MlperfHost, "mlperf_host.yaml")
 
 
 def gaps_ns(seed: int, rate: float, count: int) -> Ints:

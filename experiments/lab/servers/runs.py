@@ -197,8 +197,8 @@ def simulate_rows(
             (),
         )
         execute(sweep, at.store, at.backend, at.progress, report, at.say)
-    failures = ((id, report.failures.get(run.key)) for (_, id), (run, _) in planned.items())
-    refused |= {id: failure for id, failure in failures if failure is not None}
+    failed = ((id, run.key) for (_, id), (run, _) in planned.items() if run.key in report.failures)
+    refused |= {id: report.failures[key] for id, key in failed}
     found: dict[str, Outcomes] = {name: {} for name in variants}
     for (name, id), (run, shares) in planned.items():
         if id not in refused:

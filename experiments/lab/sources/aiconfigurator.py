@@ -77,17 +77,7 @@ def gemm_kernel(of: Published, dtype: WeightDtype, version: str) -> str:
     (path,) = _versions((*of[:2], named), "gemm/gemm_perf")
     if _KERNEL not in _columns(path):
         return ""
-    return ", ".join(
-        sorted(
-            set(
-                _read(
-                    path,
-                    [_KERNEL],
-                    {"gemm_dtype": _theirs(dtype)},
-                )[_KERNEL]
-            )
-        )
-    )
+    return ", ".join(sorted({*_read(path, [_KERNEL], {"gemm_dtype": _theirs(dtype)})[_KERNEL]}))
 
 
 def quantisation(of: Published) -> pd.DataFrame | None:
