@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -32,10 +33,12 @@ from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
 from ...report import palette
-from ...report.charts import bars
+from ...report.charts import MOST_ROWS, bars, cdf, completions, timelines
 from ...report.draw import files
-from ...report.palette import BLACK, BLUE, KIND_COLOURS, ORANGE, VERMILION
+from ...report.palette import BLACK, BLUE, ORANGE
 from ...report.section import Axis, Chart, Dash, Series
+from ...report.timeline import Window
+from ...results import Tables
 from ..fit.devices import filled
 from ..pages import markdown, update
 from . import gpt3, quantities
@@ -189,8 +192,9 @@ def bubble_schedule(labs: Labs) -> list[Chart]:
     """Four requests on two stages: Orca, where micro-batches differ, and Sarathi."""
     policies = {"Orca": Orca(max_prefills=1), "Sarathi, chunk 256": Sarathi(256)}
     runs = {name: four_requests(labs[0], policy) for name, policy in policies.items()}
-    longest = 1e3 * max(float(run.records.end_s) for run in runs.values())
-    return [_schedule(run, name, longest) for name, run in runs.items()]
+    window = Window(0.0, 1.02 * max(float(run.records.end_s) for run in runs.values()))
+    charts = timelines(runs, window, window, MOST_ROWS, [""] * len(runs))
+    return [_with_names(*each) for each in zip(charts, runs.values(), strict=True)]
 
 
 def four_requests(lab: Lab, policy: Policy) -> Analysis:
@@ -213,48 +217,25 @@ def four_requests(lab: Lab, policy: Policy) -> Analysis:
     )
 
 
-def _schedule(analysis: Analysis, title: str, longest: float) -> Chart:
+def _with_names(chart: Chart, analysis: Analysis) -> Chart:
     """Capitals prefill, small letters decode; names that would not fit are left out."""
-    (log,), (split,), rows = analysis.records.replicas, analysis.gaps, analysis.iterations
+    (log,), rows = analysis.records.replicas, analysis.iterations
     members: dict[tuple[int, int], str] = {}
     for request, role, group, first, last in log.spans.tolist():
         name = ("ABCD" if role == PREFILL else "abcd")[request]
         for key in ((group, iteration) for iteration in range(first, last + 1)):
             members[key] = members.get(key, "") + name
     names = np.array([members[key] for key in zip(rows["group"], rows["iteration"], strict=True)])
-    start, finish = 1e3 * split.times.start, 1e3 * split.times.finish
-    shown = np.where(
-        finish - start > 12 * np.char.str_len(names)[:, None],
-        names[:, None],
-        "",
-    )
-    stage, series = np.broadcast_to((0.0, 1.0), start.shape), []
-    for kind, colour in KIND_COLOURS.items():
-        i = np.asarray(rows["kind"]) == kind
-        begun, texts = start[i].ravel(), shown[i].ravel().tolist()
-        places = (finish[i].ravel(), stage[i].ravel())
-        series.append(Series("gantt", kind, *places, colour, start=begun, texts=texts))
-    idle = start - 1e3 * split.bubble
-    places = (start.ravel(), stage.ravel())
-    series.append(
-        Series(
-            "gantt",
-            "bubble",
-            *places,
-            VERMILION,
-            start=idle.ravel(),
-            faint=True,
-        )
-    )
-    along = Axis("time (ms); LLaMA-13B on two A6000s", ends=(0.0, 1.02 * longest))
-    return Chart(title, along, Axis("", rows=("stage 0", "stage 1")), series)
+    series = []
+    for one in chart.series:
+        own = np.tile(names[np.asarray(rows["kind"] == one.name)], log.num_stages)
+        wide = (np.asarray(one.x) - np.asarray(one.start))[: len(own)]
+        texts = np.where(wide > 0.012 * np.char.str_len(own), own, "").tolist()
+        series.append(replace(one, texts=texts))
+    return replace(chart, series=series)
 
 
-LOOKS: dict[str, tuple[str, str, Dash]] = {
-    ORCA: ("Orca TP8 x PP8", VERMILION, "--"),
-    SARATHI: ("Sarathi TP8 x PP8", BLUE, "-"),
-    TP_ONLY: ("Orca TP8, 8 replicas", ORANGE, "-."),
-}
+NAMES = {ORCA: "Orca TP8 x PP8", SARATHI: "Sarathi TP8 x PP8", TP_ONLY: "Orca TP8, 8 replicas"}
 
 
 def pipeline(labs: Labs) -> list[Chart]:
@@ -264,43 +245,23 @@ def pipeline(labs: Labs) -> list[Chart]:
 
 
 def _pipeline(lab: Lab, reading: str) -> tuple[Chart, Chart]:
-    bubbles, completed, ends, medians = list[Series](), list[Series](), {}, {}
-    for scenario, (name, colour, dash) in LOOKS.items():
-        assumed = gpt3.load_readings().readings[reading]
-        records = gpt3.run(lab.machine(*gpt3.GPT3), scenario, assumed)
-        requests = Analysis(records).requests[["finish_s", "bubble_s"]].to_numpy()
-        finish, bubble = np.sort(requests, axis=0).T
-        count = np.arange(1.0, len(finish) + 1)
-        ends[scenario], medians[scenario] = float(finish[-1]), float(np.median(bubble))
-        completed.append(
-            Series(
-                "step",
-                name,
-                finish[::20],
-                count[::20],
-                colour,
-                dash,
-            )
-        )
-        share = (bubble[::20], count[::20] / len(count))
-        bubbles += [] if scenario == TP_ONLY else [Series("step", name, *share, colour, dash)]
-    for scenario, factor in ((ORCA, PAPER.orca_over_sarathi), (TP_ONLY, PAPER.tp_over_sarathi)):
-        completed.append(
-            stated(
-                [factor * ends[SARATHI]],
-                [10_000],
-                LOOKS[scenario][1],
-            )
-        )
+    assumed, tables = gpt3.load_readings().readings[reading], {}
+    for scenario in NAMES:
+        run = Analysis(gpt3.run(lab.machine(*gpt3.GPT3), scenario, assumed))
+        tables[scenario] = Tables(run.requests, run.ledger, None, scenario.partition("_")[0], {})
+    medians = {scenario: table.requests["bubble_s"].median() for scenario, table in tables.items()}
     ratio = medians[ORCA] / medians[SARATHI]
     title = f"reading: {reading}; medians {ratio:.3g}x (the paper: {PAPER.bubble}x)"
-    sizes = (max(0.01, medians[SARATHI] / 20), medians[ORCA] * 4)
-    along = Axis("bubble time of a request (s), log scale", log=True, ends=sizes)
-    up = Axis("share of requests (%)", ends=(0.0, 1.02), shares=True)
-    all_after = ", ".join(f"{LOOKS[key][0]} after {end:,.0f} s" for key, end in ends.items())
-    note = f"{reading}: {all_after}. Points: the paper's 1.91 and 1.48 times Sarathi's time."
-    time, done = Axis("time (s)", ends=(0.0, None)), Axis("requests completed", ends=(0.0, None))
-    return Chart(title, along, up, bubbles), Chart(reading, time, done, completed, note)
+    bubbles = cdf("bubble_s", {NAMES[key]: tables[key] for key in (ORCA, SARATHI)})
+    completed = completions({name: tables[scenario] for scenario, name in NAMES.items()})
+    end, (orca, _, tp_only) = float(tables[SARATHI].requests["finish_s"].max()), completed.series
+    points = [
+        stated([factor * end], [10_000], one.colour)
+        for one, factor in ((orca, PAPER.orca_over_sarathi), (tp_only, PAPER.tp_over_sarathi))
+    ]
+    note = f"{reading}. Points: the paper's 1.91 and 1.48 times Sarathi's time."
+    both = replace(completed, title=reading, series=[*completed.series, *points], caption=note)
+    return replace(bubbles, title=title), both
 
 
 def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> list[Chart]:
