@@ -83,11 +83,9 @@ class CalibrationResult:
         return [spec, arrays]
 
 
-def calibrate(
-    device: str, datasets: Path, progress: Say = silent, date: str | None = None
-) -> CalibrationResult:
+def calibrate(device: str, datasets: Path, progress: Say = silent) -> CalibrationResult:
     """Fit every op of ``device`` to the files under ``datasets``; deterministic but for the
-    ``date`` (ISO, default today) that is recorded.
+    date that is recorded, today.
 
     Raises SpecError for a device without public measurements, FileNotFoundError for a missing file.
     """
@@ -99,7 +97,7 @@ def calibrate(
     for study in STUDIES[device](datasets):
         progress(f"{device}: {study.op} ({len(study.rows)} rows)")
         model = fit_op(study.form, study.rows)
-        fitted[study.op] = _record(study, model, date or today())
+        fitted[study.op] = _record(study, model)
         if model.residual is not None:
             stored = model.residual.arrays()
             residuals.update({f"{study.op}.{name}": array for name, array in stored.items()})
@@ -111,7 +109,7 @@ def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def _record(study: Study, model: OpModel, date: str) -> FittedOp:
+def _record(study: Study, model: OpModel) -> FittedOp:
     scores = study.hold_out.scores(study.form, study.rows)
     by = next(name for name in BINS if name in study.form.inputs)
     parts = {name: scores[mask] for name, mask in _bins(scores, by) if mask.any()}
@@ -129,7 +127,7 @@ def _record(study: Study, model: OpModel, date: str) -> FittedOp:
         hold_out=study.hold_out.name,
         held_out=errors(scores),
         roofline_only=errors(scores, "roofline_us"),
-        date=date,
+        date=today(),
         constants=model.constants,
         residual=model.residual is not None,
         structure={name: errors(part) for name, part in parts.items()},
