@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sarathi_sim.profiler.storage.child import Progress, Say, silent
-from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean
 from ..cli import application, command
 from ..options import (
     RUNS,
@@ -443,7 +443,8 @@ def reproduce(
     labs = [Lab(name) for name in VARIANTS]
     wanted = [lab for lab in labs if variant in (None, lab.variant)]
     if not wanted:
-        raise UserError(f"--variant {variant}: must be one of {', '.join(VARIANTS)}")
+        hint, allowed = did_you_mean(str(variant), VARIANTS), ", ".join(VARIANTS)
+        raise UserError(f"--variant {variant}: no such variant{hint}; allowed: {allowed}")
     with _folder(out, PAPER_FORMAT) as folder:
         results = compute(claims, wanted, progress)
         content = {"claims": [result.row() for result in results]}

@@ -102,7 +102,7 @@ def _filled(panel: dict[str, Any], values: Mapping[str, Any]) -> Any:
         }
         known["rows"] = [f"batch {batch}" for batch in known["batches"]]
     if "rule" in known:
-        known["text"] = RULES[known["rule"]]
+        known["text"] = _described()["rules"][known["rule"]]
 
     series = [one for one in panel["series"] if one.get("only", length) == length]
     return filled(panel | {"series": series}, known) if known else panel
@@ -182,10 +182,6 @@ def _values(
     lab: Lab, quantity: Callable[..., float], by: str, at: Sequence[Any], words: Mapping[str, Any]
 ) -> Any:
     return np.array([quantity(lab.a6000, **{by: value}, **words) for value in at])
-
-
-RULES = {"reserve": "reserve: C - (B - 1)", "fill": "fill: C - decodes"}
-"""The paper's way to fill two tiles (section 4.4), and this project's default."""
 
 
 def bubble_schedule(labs: Labs) -> list[Chart]:

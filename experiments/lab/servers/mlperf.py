@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 from itertools import chain
@@ -30,6 +29,7 @@ from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, load_shipped
 from sarathi_sim.profiler.storage.strict import UserError, strict_dataclass
 from sarathi_sim.simulator.confidence.bands import UNKNOWN, covering_width
+from sarathi_sim.simulator.confidence.op_errors import NORMAL_90
 from sarathi_sim.simulator.load.engine_memory import STACK_SHARES
 from sarathi_sim.simulator.load.trace import Trace
 from sarathi_sim.simulator.loop.records import Floats, Ints
@@ -46,8 +46,9 @@ from ...config.loading import check_scenario
 from ...run.uncertainty import CapacityDiscrepancy
 from ...sweeps.backends import Backend
 from ...sweeps.plan import SharedRequests
+from ..fit.devices import today
 from .rows import METRICS, Name, Positive, present, read_tables
-from .runs import NORMAL_90, Bench, bench
+from .runs import Bench, bench
 from .scenarios import DTYPES
 
 T = TypeVar("T")
@@ -754,7 +755,7 @@ def fitted_error(rows: pd.DataFrame) -> CapacityDiscrepancy:
     dense = sum(not is_mixture(cell) for cell in rows["cell"])
     return CapacityDiscrepancy(
         f"{len(rows)} runs of MLPerf Inference that stopped at a limit, {dense} of dense models",
-        datetime.now(UTC).date().isoformat(),
+        today(),
         half_widths(rows),
         sum(within_error(rows)),
     )

@@ -21,7 +21,7 @@ from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.bands import UNKNOWN
-from sarathi_sim.simulator.confidence.op_errors import standard_normals
+from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, standard_normals
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
@@ -39,7 +39,6 @@ DRAWS = 512
 """Joint draws: the ends of a 90 % band are then accurate to about a twentieth of its width."""
 REDRAWS = 8
 """Simulations of each row with a full KV cache: pairs of draws with opposite signs."""
-NORMAL_90 = 1.645
 HOST = "host"
 HOST_SIGMA = float(np.log(2)) / NORMAL_90
 """The 90 % half-width of the host's time: a factor of two. Assumed."""

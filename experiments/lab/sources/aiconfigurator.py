@@ -427,8 +427,7 @@ def from_memory(decodes: pd.DataFrame, device: DeviceSpec) -> pd.DataFrame:
 
 def _attention_csv(datasets: Path, file: str, framework: str) -> pd.DataFrame:
     counts = [name for name in _ATTENTION if name != "step"]
-    sizes = {"counts": counts, "from_zero": ("step",)}
-    raw = _csv(datasets, file, **sizes, keep={"framework": framework})
+    raw = _csv(datasets, file, counts=counts, from_zero=("step",), keep={"framework": framework})
     return raw.rename(columns=_ATTENTION)[[*_ATTENTION.values(), "time_us"]]
 
 
