@@ -273,7 +273,7 @@ def pack(folder: Path, archive: Path) -> None:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if path.is_file() and not _SCRATCH.search(name):
-                packed.writestr(name, path.read_bytes())
+                packed.write(path, name)
     write_whole(archive, stream.getvalue())
 
 

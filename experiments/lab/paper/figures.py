@@ -49,6 +49,8 @@ from .variants import Lab
 
 Labs = Sequence[Lab]
 """The predicted one, then the one calibrated to the paper."""
+Described = Mapping[str, Any]
+"""A part of ``data/paper/figures.yaml``."""
 DASHES: tuple[Dash, Dash] = ("-", "--")
 """Of the variants."""
 NOTE = (
@@ -90,7 +92,7 @@ def _described() -> dict[str, Any]:
     return read_mapping(data_dir() / "paper" / "figures.yaml")
 
 
-def _filled(panel: dict[str, Any], values: Mapping[str, Any]) -> Any:
+def _filled(panel: Described, values: Described) -> Any:
     """With ``values`` of names in braces, and what follows from them. Series ``only`` of another
     length are left out."""
     known = dict(values)
@@ -105,10 +107,10 @@ def _filled(panel: dict[str, Any], values: Mapping[str, Any]) -> Any:
         known["text"] = _described()["rules"][known["rule"]]
 
     series = [one for one in panel["series"] if one.get("only", length) == length]
-    return filled(panel | {"series": series}, known) if known else panel
+    return filled({**panel, "series": series}, known) if known else panel
 
 
-def _chart(panel: Mapping[str, Any], labs: Labs) -> Chart:
+def _chart(panel: Described, labs: Labs) -> Chart:
     level = quantities.ridge(labs[0].a6000) if "level" in panel else None
     note = panel.get("caption", f"{NOTE} {panel.get('note', '')}".strip()).format(level=level)
     series = [one for each in panel["series"] for one in _series(each, labs)]
@@ -116,7 +118,7 @@ def _chart(panel: Mapping[str, Any], labs: Labs) -> Chart:
     return Chart(panel["title"], x, y, series, note, level, panel.get("edge"))
 
 
-def _series(one: Mapping[str, Any], labs: Labs) -> list[Series]:
+def _series(one: Described, labs: Labs) -> list[Series]:
     """``level`` is a value between two ``ends``, ``totals`` are points of a quantity in the second
     variant; what has x and y alone are the paper's points; the others are :func:`_curves`."""
     colour = getattr(palette, one.get("colour", "BLACK"))
@@ -143,7 +145,7 @@ def _series(one: Mapping[str, Any], labs: Labs) -> list[Series]:
     return _curves(one, labs[:1] if one.get("predicted") else labs)
 
 
-def _curves(one: Mapping[str, Any], labs: Labs) -> list[Series]:
+def _curves(one: Described, labs: Labs) -> list[Series]:
     """A quantity, ``curves`` or ``bars`` (each after those of the names before), at values of its
     argument ``by``, for ``each`` name and variant; or the ``gains`` of a chunk by P:D: from 1 to
     200 in even steps of its logarithm, and where the chunk is balanced."""
@@ -179,7 +181,7 @@ def _curves(one: Mapping[str, Any], labs: Labs) -> list[Series]:
 
 
 def _values(
-    lab: Lab, quantity: Callable[..., float], by: str, at: Sequence[Any], words: Mapping[str, Any]
+    lab: Lab, quantity: Callable[..., float], by: str, at: Sequence[Any], words: Described
 ) -> Any:
     return np.array([quantity(lab.a6000, **{by: value}, **words) for value in at])
 

@@ -49,7 +49,7 @@ from ...sweeps.plan import SharedRequests
 from ..fit.devices import today
 from .rows import METRICS, Name, Positive, present, read_tables
 from .runs import Bench, bench
-from .scenarios import DTYPES
+from .scenarios import DTYPES, Settings
 
 T = TypeVar("T")
 LATENCIES = {f"{m}_ms_{s}": (f"{m}_s", s) for m in METRICS for s in ("mean", "p99")}
@@ -316,7 +316,7 @@ def _task(run: MlperfRun) -> MlperfTask:
     return TASKS[run.model]
 
 
-def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
+def scenario_of(run: MlperfRun, trace: Path) -> Settings:
     """The run as a configuration has it, with its requests in the file ``trace``; client and engine
     share a process, so there is no front end. Raises UserError for what is not modelled."""
     task, replicas = _task(run), run.replicas
@@ -325,7 +325,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             raise UserError(f"{key} {value}: has no tables; there: {', '.join(known)}")
     stack, flags = ENGINES[run.engine], run.other_flags
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
-    layout: dict[str, Any] = {"tp": run.tp}
+    layout: Settings = {"tp": run.tp}
     if stack == "vllm":
         settings = {
             "version": version,
@@ -736,7 +736,7 @@ def half_widths(rows: pd.DataFrame) -> dict[str, float]:
     """The half-widths that cover 90 % of further runs (:func:`covering_width`): for dense models
     from their rows; for mixtures of experts, of which there are too few, from all."""
     errors = np.abs(_log_errors(rows))
-    dense = np.array([not is_mixture(cell) for cell in rows["cell"]], bool)
+    dense = ~rows["cell"].map(is_mixture).to_numpy(bool)
     groups = {"dense": errors[dense], "mixture": errors}
     return {name: covering_width(of, UNKNOWN) for name, of in groups.items()}
 

@@ -9,21 +9,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from sarathi_sim.profiler.storage.files import write_whole
 from ...results import SUMMARY
 from ..pages import markdown, update
-from .answers import KINDS, servers_answer
+from .answers import KINDS, Content, servers_answer
 
 DENSE, MIXTURES = KINDS
 _APART = {DENSE: ("class ", "mode ", "model "), MIXTURES: ("class ", "mode ")}
 """Groupings that the page leaves out: they have a single group, or too many."""
 
 
-def tables(content: Mapping[str, Any]) -> str:
+def tables(content: Content) -> str:
     """The tables of a score as Markdown, each under its title and the kind of its models."""
     section, found = servers_answer(content), []
     grids = section.tables

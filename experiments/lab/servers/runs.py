@@ -34,6 +34,7 @@ from ...sweeps.execute import Report, execute
 from ...sweeps.plan import Run, SharedRequests, SweepPlan, run_key
 from ...sweeps.store import Store
 from .rows import METRICS, SCORED, Measured, Predictions, ServerTimes
+from .scenarios import Settings
 
 DRAWS = 512
 """Joint draws: the ends of a 90 % band are then accurate to about a twentieth of its width."""
@@ -119,7 +120,7 @@ class RowOutcome:
 
 Outcomes = dict[str, RowOutcome]
 """By the row's id."""
-Variant = Callable[[Measured], dict[str, Any] | None]
+Variant = Callable[[Measured], Settings | None]
 """The scenario of a row; None if it is not simulated. Raises UserError, as ``scenario_of``."""
 
 
@@ -237,9 +238,7 @@ def redrawn(
     return found
 
 
-def draw(
-    scenario: dict[str, Any] | None, outcome: RowOutcome, number: int
-) -> dict[str, Any] | None:
+def draw(scenario: Settings | None, outcome: RowOutcome, number: int) -> Settings | None:
     """A scenario under one draw of op errors, host time and KV blocks."""
     if scenario is None:
         return None
@@ -271,8 +270,7 @@ def draws(ops: OpShares) -> dict[str, Floats]:
 @lru_cache(maxsize=256)
 def normals(name: str) -> Floats:
     """The draws for ``name``, the same in every call: pairs of opposite sign."""
-    draws: Floats = standard_normals(name, DRAWS)[0]
-    return draws
+    return np.asarray(standard_normals(name, DRAWS)[0])
 
 
 def stack_sigma(off: Floats, op_draws: Sequence[Floats], share: float = 0.9) -> float:

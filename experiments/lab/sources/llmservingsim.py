@@ -212,8 +212,9 @@ def alone(cells: pd.DataFrame, sizes: dict[str, str]) -> pd.DataFrame:
 def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
     """A6000 fp16 GEMMs of Llama-3.1-8B at every token count 1..2048 (unfused projections)."""
     path, time = source_folder(datasets, A6000) / _GEMMS, "latency(ns)"
-    sizes: dict[str, Any] = {"labels": ("layer_name",), "counts": ("input",)}
-    raw = read_measurements(path, **sizes, times=(time,), keep={"tp_size": 1})
+    raw = read_measurements(
+        path, labels=("layer_name",), counts=("input",), times=(time,), keep={"tp_size": 1}
+    )
     raw = raw[raw["layer_name"].isin([*_WIDTHS])]
     n, k = (raw["layer_name"].map(sizes) for sizes in (_WIDTHS, _DEPTHS))
     return tidy(raw[time] / 1e3, m=raw["input"], n=n, k=k)
