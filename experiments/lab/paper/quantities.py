@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.policy import Policy
@@ -252,12 +252,15 @@ def served(
     return m.serve(policy_of(policy, rule), batch, *split(length, pd), rounds)
 
 
-def served_token_ms(
-    m: Machine, op: str, policy: Name, chunk: int, length: int, batch: int
-) -> float:
-    """Milliseconds a token in a group of ops (or in ``all``), at the P:D that suits the chunk."""
+def served_token_s(m: Machine, op: str, policy: Name, chunk: int, length: int, batch: int) -> float:
+    """Seconds a token in a group of ops (or in ``all``), at the P:D that suits the chunk."""
     run = served(m, policy, batch, length, balanced(chunk, batch))
-    return 1e3 * run.share(run.ops if op == "all" else PARTS.get(op, (op,)))
+    return run.share(run.ops if op == "all" else PARTS.get(op, (op,)))
+
+
+def served_token_ms(m: Machine, **setting: Any) -> float:
+    """:func:`served_token_s` in milliseconds."""
+    return 1e3 * served_token_s(m, **setting)
 
 
 def gain(
@@ -316,8 +319,8 @@ def extreme_reduction(m: Machine, ops: str, which: Extreme) -> float:
     """Time in a group of ops a token under the baseline / under Sarathi, at the balanced P:D: the
     least or largest over chunks, lengths and batches."""
     return _EXTREMES[which](
-        served_token_ms(m, ops, "baseline", chunk, length, batch)
-        / served_token_ms(m, ops, chunk, chunk, length, batch)
+        served_token_s(m, ops, "baseline", chunk, length, batch)
+        / served_token_s(m, ops, chunk, chunk, length, batch)
         for chunk in (256, 512)
         for length, batches in BATCHES.items()
         for batch in batches
