@@ -46,6 +46,8 @@ from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
 
+Facts = dict[str, Any]
+"""What the probe finds out of a machine."""
 MODULE = "sarathi_sim.experiments.lab.engines.first_light"
 
 
@@ -108,10 +110,10 @@ def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list
     return ["profile", *(f"--{'' if n in _OPTIONS else 'set='}{n}={v}" for n, v in options.items())]
 
 
-def probed(out: Path) -> dict[str, Any]:
+def probed(out: Path) -> Facts:
     """What the probe has found out. Raises ProfileError where it has not yet."""
     try:
-        facts: dict[str, Any] = json.loads((out / "results" / "probe.json").read_bytes())
+        facts: Facts = json.loads((out / "results" / "probe.json").read_bytes())
     except (OSError, ValueError):
         raise ProfileError("the probe has not ended well") from None
     return facts
@@ -154,7 +156,7 @@ def probe(out: Path, rehearsal: bool) -> str:
         if not rehearsal:
             raise
         kind = "cpu"
-    facts: dict[str, Any] = environment.facts(kind, 1) | Sampler().facts
+    facts: Facts = environment.facts(kind, 1) | Sampler().facts
     facts |= {"device": kind, "device_name": environment.default_device_name(kind)}
     facts["gpu"] = facts.get("gpu", facts["processor"])
     facts["memory_bytes"], facts["free_bytes"] = environment.memory_bytes(kind)

@@ -257,6 +257,10 @@ def replay(
     return play_back(requests, scheduler, service, send, turnaround)[1]
 
 
+Totals = Mapping[str, float]
+"""Numbers of a run, or their errors, by name."""
+
+
 def totals(records: Records) -> dict[str, float]:
     """A run in totals: seconds, and tokens a second. Bubbles are the ledger's, with communication
     and turn-around; by stage if there is a pipeline."""
@@ -286,7 +290,7 @@ def off(simulated: float, measured: float) -> float:
     return ratio_of(simulated, measured) - 1
 
 
-def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+def total_errors(simulated: Totals, measured: Totals) -> dict[str, float]:
     """Relative errors of totals, signed; of bubbles only where there is a pipeline, else NaN."""
     alone = "bubble_stage1" not in measured
     return {
@@ -401,7 +405,7 @@ def lost(
     }
 
 
-def too_much(lost: Mapping[str, float]) -> str | None:
+def too_much(lost: Totals) -> str | None:
     """The first target of which lost time uses up too much, in words, or None."""
     for name, share in lost.items():
         if abs(share) > (limit := MOST_OF_TARGET * TARGETS[name]):

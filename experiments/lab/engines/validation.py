@@ -291,7 +291,7 @@ def _ratios(
     return ratios
 
 
-def _judged(result: Mapping[str, Any]) -> Iterator[Report]:
+def _judged(result: Report) -> Iterator[Report]:
     """Each target's limit, value, and whether it was met; None if the machine was too busy."""
     targets: list[tuple[str, str, float, float, bool]] = []
     for name, cell in result["cells"].items():

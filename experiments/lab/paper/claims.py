@@ -166,6 +166,10 @@ class ClaimResult:
         }
 
 
+Results = Sequence[ClaimResult]
+"""By claim and then variant."""
+
+
 def evaluate(claim: Claim, lab: Lab) -> ClaimResult:
     """Our value of one claim."""
     control = claim.value(getattr(lab, claim.control)) if claim.control else None
@@ -210,7 +214,7 @@ def gains(results: Iterable[ClaimResult]) -> tuple[list[ClaimResult], Tally]:
     return some, summary(some, lambda r: r.claim.gain_holds(r.ours))
 
 
-def counts_text(results: Sequence[ClaimResult]) -> list[str]:
+def counts_text(results: Results) -> list[str]:
     """The counts in sentences, one per variant; those of claims that no constant was fitted to, in
     either variant, apart."""
     fitted = load_calibration().fitted
@@ -230,7 +234,7 @@ def counts_text(results: Sequence[ClaimResult]) -> list[str]:
 _BOUNDS = {"upper bound": "≤ ", "lower bound": "≥ "}
 
 
-def claim_rows(results: Sequence[ClaimResult], miss: str) -> tuple[list[str], list[list[str]]]:
+def claim_rows(results: Results, miss: str) -> tuple[list[str], list[list[str]]]:
     """The headings and rows of a table of claims, the variants side by side: what was fitted with a
     star, and what is not reproduced in the format ``miss``."""
     by_id: dict[str, list[ClaimResult]] = {}
@@ -254,7 +258,7 @@ def headings(counts: Tally) -> list[str]:
     return [heading for text in texts for heading in (text, "ratio")]
 
 
-def claims_section(results: Sequence[ClaimResult]) -> Section:
+def claims_section(results: Results) -> Section:
     """Every claim beside ours, and the counts."""
     note = (
         "*: fitted. Reproduced: within 15 %, or on the right side of a bound; else in parentheses. "
@@ -402,7 +406,7 @@ MARKS = (
 """The meaning of a claim's marks."""
 
 
-def marks(results: Sequence[ClaimResult]) -> str:
+def marks(results: Results) -> str:
     """The marks that lower a claim's worth, from its results in the variants."""
     claim = results[0].claim
     found = load_scrutiny()[claim.id]

@@ -42,7 +42,7 @@ from ...results import Tables
 from ..fit.devices import filled
 from ..pages import markdown, update
 from . import gpt3, quantities
-from .claims import ClaimResult, claim_rows, gains, headings, load_claims
+from .claims import Results, claim_rows, gains, headings, load_claims
 from .gpt3 import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
 from .quantities import BATCHES, MAX_BATCH, balanced
 from .variants import Lab
@@ -88,7 +88,7 @@ def quantity_charts(name: str, labs: Labs) -> list[Chart]:
 
 
 @cache
-def _described() -> dict[str, Any]:
+def _described() -> Described:
     return read_mapping(data_dir() / "paper" / "figures.yaml")
 
 
@@ -279,7 +279,7 @@ def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> list
     return charts
 
 
-def claims_table(results: Sequence[ClaimResult]) -> str:
+def claims_table(results: Results) -> str:
     """All claims; misses in bold."""
     header, rows = claim_rows(results, _MISS)
     return markdown("Claims", header, [[f"`{id}`", *cells] for id, *cells in rows])
@@ -288,7 +288,7 @@ def claims_table(results: Sequence[ClaimResult]) -> str:
 _MISS = "**{}**"
 
 
-def gains_table(results: Sequence[ClaimResult]) -> str:
+def gains_table(results: Results) -> str:
     """The gains in throughput less 1, in percent; misses in bold."""
     some, counts = gains(results)
     rows: dict[str, list[str]] = {}
@@ -363,9 +363,7 @@ FIGURES: Sequence[Callable[[Labs], Sequence[Chart]]] = (bubble_schedule, pipelin
 """Those that show runs. A file has its function's name, or that in ``data/paper/figures.yaml``."""
 
 
-def write_gallery(
-    out: Path, labs: Labs, results: Sequence[ClaimResult] | None, progress: Progress
-) -> None:
+def write_gallery(out: Path, labs: Labs, results: Results | None, progress: Progress) -> None:
     """Draw the figures as PNG into a folder; with all claims' ``results``, also tables and the
     readings. ``labs`` are one of each variant, with what they computed for the claims."""
     charts = {each.__name__: each for each in FIGURES}
