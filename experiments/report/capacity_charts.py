@@ -76,7 +76,14 @@ def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
         loads = [float(probe["load"]) for probe in probes]
         parts = [float(probe["stress"].get(clause) or 0.01) for probe in probes]
         series.append(
-            Series("line", one["name"], np.array(loads), np.array(parts), *style, marks=True)
+            Series(
+                "line",
+                one["name"],
+                np.array(loads),
+                np.array(parts),
+                *style,
+                marks=True,
+            )
         )
         most, run = max(most, *parts), (one.get("at_capacity") or {}).get("run")
         places = zip(probes, loads, parts, strict=True)
@@ -84,7 +91,11 @@ def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
     if full:
         x, y = np.array(full).T
         series.append(Series("points", "at its capacity", x, y, BLACK))
-    up = Axis("share of the limit (%)", shares=True, ends=(0.0, min(max(1.05 * most, 1.5), 2.1)))
+    up = Axis(
+        "share of the limit (%)",
+        shares=True,
+        ends=(0.0, min(max(1.05 * most, 1.5), 2.1)),
+    )
     title, along = f"Headroom: {clause}", Axis(f"load ({unit})")
     return Chart(title, along, up, series, _HEADROOM, level=1.0)
 
@@ -160,7 +171,15 @@ def frontier_charts(
     """Every deployment under every load, with the Pareto front, for each pair of metrics."""
     table = points(drawn, screened)
     return {
-        f"pareto_{name}": [_front(table.dropna(subset=[x, y]), x, y, unit, currency)]
+        f"pareto_{name}": [
+            _front(
+                table.dropna(subset=[x, y]),
+                x,
+                y,
+                unit,
+                currency,
+            )
+        ]
         for name, (x, y) in PAIRS.items()
         if {x, y} <= set(table)
     }

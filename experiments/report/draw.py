@@ -244,7 +244,13 @@ def _write(axes: Axes, chart: Chart) -> None:
     for one in chart.series:
         if one.start is not None and one.texts:
             for start, end, row, text in zip(one.start, one.x, one.y, one.texts, strict=True):
-                axes.text((start + end) / 2, row, text, color=ink_on(one.colour), **middle)
+                axes.text(
+                    (start + end) / 2,
+                    row,
+                    text,
+                    color=ink_on(one.colour),
+                    **middle,
+                )
     for at, places in chart.text_places().items():
         one = chart.series[at]
         for x, y, text, place in zip(one.x, one.y, one.texts, places, strict=True):

@@ -160,7 +160,11 @@ def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
 
 def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker: str) -> list[Any]:
     """What is drawn of a series; the pointer asks the first."""
-    data: dict[str, Any] = {"x": np.asarray(one.x), "y": np.asarray(one.y), **one.more}
+    data: dict[str, Any] = {
+        "x": np.asarray(one.x),
+        "y": np.asarray(one.y),
+        **one.more,
+    }
     look: dict[str, Any] = {"name": one.name, "color": one.colour}
     if one.kind in ("bars", "gantt"):
         data["start"], data["y"], thick = chart.boxes(one)
@@ -223,9 +227,18 @@ def _tips(chart: Chart, one: Series) -> list[tuple[str, str]]:
     if one.kind in ("bars", "gantt"):
         unit = " (s)" if one.kind == "gantt" else ""
         ends = [(f"from{unit}", f"@start{number}"), (f"to{unit}", f"@x{number}")]
-        return [("", "$name"), *(ends if one.start is not None else ends[1:]), *more]
+        return [
+            ("", "$name"),
+            *(ends if one.start is not None else ends[1:]),
+            *more,
+        ]
     share = "{0.0 %}" if chart.y.shares else number
-    return [("", "$name"), *more, (chart.x.label, f"@x{number}"), (chart.y.label, f"@y{share}")]
+    return [
+        ("", "$name"),
+        *more,
+        (chart.x.label, f"@x{number}"),
+        (chart.y.label, f"@y{share}"),
+    ]
 
 
 def _link(drawn: Any, chart: Chart, entries: Mapping[str, Sequence[Any]]) -> None:
