@@ -235,10 +235,10 @@ def score(
         with result_folder(Path(out), SCORE_FORMAT) as folder:
             write_summary(folder, SCORE_FORMAT, content | section.words())
             found.write(folder)
-            charts = {
-                each.case.name.replace(", ", "_"): run_distributions(each) for each in found.runs
-            }
-            draw_all(charts, folder / "figures", progress, heading_of(content))
+            for each in found.runs:
+                charts = {each.case.name.replace(", ", "_"): run_distributions(each)}
+                heading = f"{heading_of(content)}; {each.case.name}"
+                draw_all(charts, folder / "figures", progress, heading)
     return Result(content | section.words(), section, written=written(out))
 
 

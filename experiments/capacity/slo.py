@@ -257,11 +257,6 @@ def overloaded(summary: Mapping[str, Any]) -> bool:
     return bool(fewer and rising)
 
 
-def attainment(objective: Objective, requests: pd.DataFrame, warmup: int) -> float:
-    """The share of the judged requests after the warm-up that kept every limit."""
-    return _share(_kept(objective, _after(requests, warmup)))
-
-
 def _share(kept: Floats) -> float:
     judged = kept[~np.isnan(kept)]
     return float(judged.mean()) if len(judged) else float("nan")

@@ -51,7 +51,7 @@ from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.physics.shard_times import DOUBT
 from sarathi_sim.profiler.storage.files import data_dir, read_bounded, user_path
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, load_shipped, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, UserError, parse, strict_dataclass
 from sarathi_sim.simulator.load.engine_memory import MORE_GPUS, SHARES, STACK_SHARES, EngineMemory
 from sarathi_sim.simulator.op_times.iteration import HostTime
@@ -473,8 +473,7 @@ class HostTimes:
 @cache
 def host_times(mixtures: bool = False) -> HostTimes:
     """The shipped constants, of dense models or of ``mixtures`` of experts."""
-    path = data_dir() / ("host_time_mixtures.yaml" if mixtures else "host_time.yaml")
-    return parse(HostTimes, read_mapping(path), path)
+    return load_shipped(HostTimes, f"host_time{'_mixtures' * mixtures}.yaml")
 
 
 def host_of(engine: Engine) -> HostTime:

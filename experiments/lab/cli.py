@@ -371,11 +371,9 @@ def _devices(device: str | None, datasets: Path | None, write: bool, say: Say) -
             ("errors on rows held out of the fit, in percent", fits.report(fitted)),
             ("by range, at tile edges, and on other sources' rows", fits.structure(fitted)),
         ):
-            rows = [
-                [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row]
-                for row in frame.itertuples(index=False)
-            ]
-            grids.append(Table(f"{name}: {title}", [*frame], rows, text=len(frame.columns)))
+            rows = frame.map(lambda cell: f"{cell:.1f}" if isinstance(cell, float) else str(cell))
+            grid = (f"{name}: {title}", [*frame], rows.to_numpy().tolist())
+            grids.append(Table(*grid, text=len(frame.columns)))
     return grids, written
 
 

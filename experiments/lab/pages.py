@@ -36,6 +36,8 @@ from ..sweeps.points import SweepSpec
 from .fit.accuracy import by_class, scores_of, shipped_stacks
 
 Rows = Iterator[Sequence[str]]
+Schema = Mapping[str, Any]
+"""A JSON schema, or a part of one."""
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "") -> list[str]:
@@ -136,7 +138,7 @@ def schema() -> dict[str, Any]:
     return read_mapping(data_dir() / "schema.yaml")
 
 
-def fields_of(result: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def fields_of(result: Schema, groups: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The fields of a result of the schema by path, those of its groups in their places."""
     fields: dict[str, str] = {}
     for name, places in result.get("groups", {}).items():
@@ -168,7 +170,7 @@ def _quoted(names: Iterable[object]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _tables(schema: Schema, classes: Schema, prefix: str) -> Iterator[str]:
     """The section's description and its table of keys, then those of the sections within."""
     keys = schema.get("properties", {})
     if prefix:  # one of several forms of a section says which it is
@@ -177,7 +179,7 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         yield from (f"### `{prefix}`{next(forms, '')}", "")
     text = re.sub(r"``(.+?)``", r"`\1`", schema.get("description", ""))  # the class's docstring
     yield from (re.sub(r":\w+:`~?(.+?)`", r"`\1`", line) for line in (*text.splitlines(), ""))
-    inner: list[tuple[str, Mapping[str, Any]]] = []
+    inner: list[tuple[str, Schema]] = []
     rows = []
     for key, form in keys.items():
         path = f"{prefix}.{key}" if prefix else key
@@ -199,7 +201,7 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         yield from _tables(section, classes, path)
 
 
-def _references(form: Mapping[str, Any]) -> Iterator[str]:
+def _references(form: Schema) -> Iterator[str]:
     """Names of the classes that a key's value may be of."""
     if "$ref" in form:
         yield form["$ref"].rpartition("/")[2]
@@ -208,18 +210,18 @@ def _references(form: Mapping[str, Any]) -> Iterator[str]:
             yield from _references(inner)
 
 
-def _forms(form: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _forms(form: Schema) -> Sequence[Schema]:
     """The forms that a value may have, if there are several."""
     return form.get("anyOf") or form.get("oneOf") or ()
 
 
-def _by_name(form: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _by_name(form: Schema) -> list[dict[str, Any]]:
     """The form of the values of a section whose keys are names of the user's own."""
     values = [form.get("additionalProperties"), *form.get("patternProperties", {}).values()]
     return [each for each in values if isinstance(each, dict)]
 
 
-def _type(form: Mapping[str, Any]) -> str:
+def _type(form: Schema) -> str:
     if forms := _forms(form):
         types = dict.fromkeys(map(_type, forms))
         return " or ".join(name for name in types if name != "null")
@@ -234,7 +236,8 @@ def _type(form: Mapping[str, Any]) -> str:
         for key, word in _BOUNDS.items()
         if (bound := form.get(key)) is not None
     ]
-    name = _TYPES.get(form.get("type", ""), form.get("type", "any"))
+    kind: str = form.get("type", "any")
+    name = _TYPES.get(kind, kind)
     return f"{name}, {' '.join(bounds)}" if bounds else name
 
 

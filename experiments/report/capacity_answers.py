@@ -412,7 +412,7 @@ def _other_sizes(found: Row) -> list[str]:
     best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     if found["winner"] is None:
         return []
-    marks = ["=: equal to the best as far as can be told"] * bool(found["equal"])
+    marks = ["=: no significant difference from the best"] * bool(found["equal"])
     marks += ["~: from short runs"] * bool(found["screened"])
     count, gpus = best["replicas"], best["gpus"] // best["replicas"]
     load, price = best["capacity"] / count, best["per_hour"] / best["gpus_paid"] * gpus
@@ -430,7 +430,10 @@ def _other_sizes(found: Row) -> list[str]:
             does = f"breaks {fewer['breaks']}{value} at {number_text(fewer['load'])} requests/s"
         elif what == "Twice the rate":
             does = f"{servers} servers (computed from one, not simulated)"
-        cost = f"{servers * gpus} GPUs, {servers * price:,.2f} {currency} per hour"
+        cost = (
+            f"{servers * gpus} GPU{'s' * (servers * gpus > 1)}, "
+            f"{servers * price:,.2f} {currency} per hour"
+        )
         lines.append(f"{what}: {cost}, {does}")
     return [f"{line}." for line in ("; ".join(marks), *lines) if line]
 

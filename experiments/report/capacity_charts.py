@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.profiler.facts.ops import op_label
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 from ..capacity.slo import UNITS
@@ -212,18 +213,18 @@ def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Cha
             f"{'holds' if row['holds'] else 'breaks'} the SLO"
             for _, row in rows.iterrows()
         ]
-        loads = [number_text(load) for load in rows["load"]]
-        texts = [t if seen else "" for t, seen in zip(loads, labelled[rows.index], strict=True)]
-        about: dict[str, Any] = {"more": {"deployment": said}, "links": rows["run"].tolist()}
-        places = (rows[x].to_numpy(), rows[y].to_numpy())
+        loads = zip(rows["load"], labelled[rows.index], strict=True)
+        texts = [number_text(load) if seen else "" for load, seen in loads]
         series.append(
             Series(
                 "points",
                 str(name),
-                *places,
+                rows[x].to_numpy(),
+                rows[y].to_numpy(),
                 style.colour,
                 texts=texts,
-                **about,
+                more={"deployment": said},
+                links=rows["run"].tolist(),
             )
         )
         if relaxed and name != SCREENED:
@@ -232,9 +233,9 @@ def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Cha
     if relaxed:
         along, caption = Axis(f"{NAMES[x]}, log scale", log=True), f"{_FRONT} {_RELAXED}"
     else:
-        line = (best[x].to_numpy(), best[y].to_numpy())
-        series.append(Series("line", "the front", *line, BLACK, "--"))
         two = " (where each deployment serves all it can)" * (not {x, y} & set(_GAINS))
+        line = (best[x].to_numpy(), best[y].to_numpy(), BLACK, "--")
+        series.append(Series("line", "the front", *line))
         caption = f"{_FRONT} {_LOADS} {_JOINED}{two}."
     edge = 1.0 if relaxed else None
     about_both = f"{NAMES[y]} against {NAMES[x]}"
@@ -279,9 +280,8 @@ def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:
             name: [row[end] for row in some]
             for name, end in zip(sides(content), ("low_pct", "high_pct"), strict=True)
         }
-        along, caption = Axis("change (%)", ends=(-most, most)), "Each factor is changed by itself."
-        about: dict[str, Any] = {"caption": caption, "edge": 0.0}
-        factors = [row["factor"] for row in some]
+        along = Axis("change (%)", ends=(-most, most))
+        factors = [op_label(row["factor"]) for row in some]
         charts.append(
             bars(
                 title(content, *key),
@@ -289,7 +289,8 @@ def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:
                 factors,
                 values,
                 (ORANGE, SKY),
-                **about,
+                caption="Each factor is changed by itself.",
+                edge=0.0,
             )
         )
     return charts

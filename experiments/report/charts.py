@@ -69,7 +69,7 @@ ACCOUNTS = {
     "fill_drain_s": (SKY, "pipeline fill and drain"),
     "no_work_s": (BLACK, "no work"),
 }
-OTHER = "#bfbfbf"
+OTHER = "#999933"
 _MOST_ACCOUNTS = 6
 CDFS = {
     "ttft_s": "Time to first token",

@@ -129,10 +129,17 @@ def drawn(charts: Sequence[Chart], heading: str = "") -> Figure:
         figure.suptitle(above, fontsize=_SMALL, x=0.01, ha="left")
     if names:
         short = tall and max(map(len, names)) < 0.4 * small
-        look: dict[str, Any] = {"title": note, "title_fontsize": _SMALL - 1, "alignment": "left"}
-        look |= {"ncols": 2 if short else 1, "fontsize": _SMALL, "handlelength": 3.2}
-        entries = [fill(name, small - 8) for name in names]
-        figure.legend([handles[name] for name in names], entries, loc="outside lower left", **look)
+        figure.legend(
+            [handles[name] for name in names],
+            [fill(name, small - 8) for name in names],
+            loc="outside lower left",
+            title=note,
+            title_fontsize=_SMALL - 1,
+            alignment="left",
+            ncols=2 if short else 1,
+            fontsize=_SMALL,
+            handlelength=3.2,
+        )
     elif note:
         figure.supxlabel(note, fontsize=_SMALL - 1)
     return figure
@@ -178,8 +185,8 @@ def _draw(axes: Axes, one: Series, chart: Chart, number: int) -> Any:
             axes.hlines(y, *one.ends_x, **whisker)
         marker = "D" if one.marks else _MARKERS[number % len(_MARKERS)]
         size = 50 if len(x) < 40 else 18
-        edge: dict[str, Any] = {"edgecolors": WHITE, "linewidths": 0.6, "zorder": 3}
-        spots = axes.scatter(x, y, s=size, marker=marker, **look, **edge)
+        look |= {"edgecolors": WHITE, "linewidths": 0.6, "zorder": 3}
+        spots = axes.scatter(x, y, s=size, marker=marker, **look)
         if chart.link:
             spots.set_urls([chart.link.format(name) for name in one.links])
         return spots
@@ -187,13 +194,14 @@ def _draw(axes: Axes, one: Series, chart: Chart, number: int) -> Any:
     low, high = middles - thick / 2, middles + thick / 2
     corners = np.stack([np.stack([start, x, x, start], 1), np.stack([low, low, high, high], 1)], 2)
     # White edges keep neighbouring micro-batches apart, where they do not hide them.
-    width = 0.5 if len(x) < _MOST_EDGES * len(chart.y.rows) else 0.0
+    width = 0.5 if one.dash == "-" and len(x) < _MOST_EDGES * len(chart.y.rows) else 0.0
     edges: dict[str, Any] = {"facecolors": one.colour, "edgecolors": WHITE, "linewidths": width}
     if one.dash == "--":
-        edges |= {"hatch": "///", "linewidths": 0.0}
+        edges["hatch"] = "///"
     if one.faint:
         edges = {"facecolor": "#fdeee6", "edgecolor": one.colour, "hatch": "////", "linewidth": 0.0}
-    boxes = PolyCollection(corners, label=one.name, **edges)  # type: ignore[arg-type]
+    with matplotlib.rc_context({} if one.faint else {"hatch.color": ink_on(one.colour)}):
+        boxes = PolyCollection(corners, label=one.name, **edges)  # type: ignore[arg-type]
     axes.add_collection(boxes)
     axes.autoscale_view()
     return boxes
@@ -221,8 +229,7 @@ def _set_axis(axes: Axes, which: str, axis: Axis) -> None:
     if axis.ticks:
         scale.set_major_locator(FixedLocator(list(axis.ticks)))
     scale.set_major_formatter(FuncFormatter(lambda value, _: _number(value, axis.shares)))
-    low_end, high_end = axis.ends
-    axes.set(**{f"{which}lim": (low_end, high_end)})
+    axes.set(**{f"{which}lim": axis.ends})
 
 
 def _number(value: float, share: bool) -> str:

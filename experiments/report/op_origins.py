@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.profiler.facts.ops import SENDS, op_label
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
 from ..capacity.probing import PROBES
@@ -28,7 +29,8 @@ def op_times_grid(deployments: Sequence[Deployment]) -> Table | None:
         meta = ops.meta
         for op, error in op_errors(ops).items():
             origin = str(meta.environment.get(op, meta.source))
-            rows.append([name, op, origin, f"{_percent(error):.1f}"])
+            called = f"{op_label(op)} {SENDS.get(op, '').replace('_', ' ')}".strip()
+            rows.append([name, called, origin, f"{_percent(error):.1f}"])
     if not rows:
         return None
     note = (

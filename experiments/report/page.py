@@ -60,7 +60,7 @@ _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _ALONG = "xpan,xbox_zoom,xwheel_zoom,xzoom_in,xzoom_out,reset,save"
 _DASHES = {"-": "solid", "--": "dashed", "-.": "dotdash", ":": "dotted"}
 _MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "star")
-_LONGEST = 42  # letters of a name or an axis: what a telephone has room for
+_LONGEST = 38  # letters of a name or an axis: what a telephone has room for
 _SEEN = "#6b7280"
 """The colour of limits and texts."""
 
@@ -97,13 +97,20 @@ def interactive(chart: Chart) -> Any:
     _link(drawn, chart, entries)
     for place, across in ((chart.level, "width"), (chart.edge, "height")):
         if place is not None:
-            look = {"line_color": _SEEN, "line_width": 1.5}
-            drawn.add_layout(Span(location=place, dimension=across, **look))
+            span = Span(location=place, dimension=across, line_color=_SEEN, line_width=1.5)
+            drawn.add_layout(span)
     if names:
         items = [LegendItem(label=names[name], renderers=entries[name]) for name in names]
-        clear = {"border_line_alpha": 0, "background_fill_alpha": 0, "margin": 0, "spacing": 0}
-        look = {"click_policy": "hide", "location": "top_left"}
-        drawn.add_layout(Legend(items=items, **look, **clear), "below")
+        box = Legend(
+            items=items,
+            click_policy="hide",
+            location="top_left",
+            border_line_alpha=0,
+            background_fill_alpha=0,
+            margin=0,
+            spacing=0,
+        )
+        drawn.add_layout(box, "below")
     return drawn
 
 
@@ -118,10 +125,9 @@ def _column(charts: Sequence[Chart]) -> Any:
     drawn = [interactive(chart) for chart in charts]
     if len(drawn) == 1:
         return drawn[0]
-    for chart, one in zip(charts[1:], drawn[1:], strict=True):
+    for chart, one in zip(charts, drawn, strict=True):
         one.x_range = drawn[0].x_range
-        one.title.text = chart.title.partition(": ")[2]
-    drawn[0].title.text = charts[0].title.partition(": ")[2]
+        one.title.text = fill(chart.title.partition(": ")[2], 34)
     return column(drawn, sizing_mode="stretch_width")
 
 
@@ -130,11 +136,7 @@ def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
     low, high = axis.ends
     if axis.rows:
         ends = (len(axis.rows) - 0.4, -0.6)
-        setattr(
-            drawn,
-            f"{name}_range",
-            Range1d(*(ends if name == "y" else ends[::-1])),
-        )
+        setattr(drawn, f"{name}_range", Range1d(*(ends if name == "y" else ends[::-1])))
         scale.ticker = FixedTicker(ticks=list(range(len(axis.rows))))
         scale.major_label_overrides = {at: fill(row, 26) for at, row in enumerate(axis.rows)}
         drawn.ygrid.visible = False
@@ -151,6 +153,8 @@ def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
         ticks = [tick for tick in every if low <= tick <= high]
     if ticks:
         scale.ticker = FixedTicker(ticks=ticks)
+    elif name == "x" and not axis.log:
+        scale.ticker.desired_num_ticks = 5  # a telephone has room for no more
     scale.formatter = NumeralTickFormatter(format="0 %" if axis.shares else "0,0.[0000]")
 
 
@@ -165,7 +169,6 @@ def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker
     if one.kind in ("bars", "gantt"):
         data["start"], data["y"], thick = chart.boxes(one)
         look |= {"line_width": 0, "fill_alpha": 0.25 if one.faint else 1.0}
-        look |= {"hatch_pattern": "/", "hatch_color": "white"} if one.dash == "--" else {}
         return [drawn.hbar("y", thick, "x", "start", source=ColumnDataSource(data), **look)]
     if one.kind == "points":
         data |= {"link": [anchor(run) for run in one.links]} if one.links else {}
@@ -178,28 +181,28 @@ def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker
                 "y": data["y"][seen],
                 "right": right,
                 "down": -up,
+                "text": [one.texts[at] for at in seen],
             }
-            some |= {"text": [one.texts[at] for at in seen]}
-            quiet = {"text_font_size": "11px", "text_color": _SEEN, "text_align": "center"}
-            quiet |= {"text_baseline": "middle", "x_offset": "right", "y_offset": "down"}
-            found.append(drawn.text("x", "y", "text", source=ColumnDataSource(some), **quiet))
-        return [*found, *_whiskers(drawn, one)]
-    dash = _DASHES[one.dash] if isinstance(one.dash, str) else [4 * part for part in one.dash[1]]
-    source, stroke = ColumnDataSource(data), {**look, "line_dash": dash, "line_width": 2.4}
-    if one.kind == "step":
-        found = [drawn.step("x", "y", source=source, mode="after", **stroke)]
-    else:
-        found = [drawn.line("x", "y", source=source, **stroke)]
-    if one.marks:
-        found.append(
-            drawn.scatter(
+            text = drawn.text(
                 "x",
                 "y",
-                source=source,
-                size=7,
-                color=one.colour,
+                "text",
+                source=ColumnDataSource(some),
+                text_font_size="11px",
+                text_color=_SEEN,
+                text_align="center",
+                text_baseline="middle",
+                x_offset="right",
+                y_offset="down",
             )
-        )
+            found.append(text)
+        return [*found, *_whiskers(drawn, one)]
+    dash = _DASHES[one.dash] if isinstance(one.dash, str) else [4 * part for part in one.dash[1]]
+    source, own = ColumnDataSource(data), {"mode": "after"} if one.kind == "step" else {}
+    look |= {"line_dash": dash, "line_width": 2.4}
+    found = [getattr(drawn, one.kind)("x", "y", source=source, **look, **own)]
+    if one.marks:
+        found.append(drawn.scatter("x", "y", source=source, size=7, color=one.colour))
     if one.ends is not None:
         found.append(
             drawn.varea(

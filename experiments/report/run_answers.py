@@ -282,8 +282,8 @@ def _parts_table(key: str, breakdown: Mapping[str, Any]) -> Table:
     whole = total["difference_s"] if _divisible(total) else 0.0
     named = [(part_label(key, name), parts[name]) for name in _by_difference(parts)]
     rows = [
-        {"part": label, "A (s)": f"{row['a_s']:,.4f}", "B (s)": f"{row['b_s']:,.4f}"}
-        | {"B - A (s)": f"{row['difference_s']:+,.4f}"}
+        {"part": label, "A (s)": f"{row['a_s']:z,.4f}", "B (s)": f"{row['b_s']:z,.4f}"}
+        | {"B - A (s)": f"{row['difference_s']:+z,.4f}"}
         | {"of A's total": _percent(row["difference_s"], total["a_s"])}
         | {"of the difference": _percent(row["difference_s"], whole)}
         for label, row in [*named, ("in all", total)]

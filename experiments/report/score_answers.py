@@ -16,7 +16,7 @@ from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.model import list_models, load_model
-from sarathi_sim.profiler.facts.ops import op_of
+from sarathi_sim.profiler.facts.ops import op_label, op_of
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on, versions_on
 from sarathi_sim.profiler.physics.shard_times import KINDS
 from sarathi_sim.profiler.storage.child import Progress
@@ -24,6 +24,7 @@ from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.held_out import OpTable, held_out_errors, op_tables
 from sarathi_sim.simulator.views.metric_registry import METRICS, known, number_text
 from ..config.policy import POLICIES
+from ..config.scenario import parameter
 from ..measured.replay import COUNTS, MEASURES, NUMBERS, VARIANTS, number_at
 from ..measured.score import HOST, ScoredRun
 from ..measured.tune import NOISE
@@ -79,7 +80,7 @@ def score_section(content: Mapping[str, Any], name: str = "") -> Section:
     }
     rows = [
         ({} if len(runs) == 1 else {"run": run})
-        | {"": known(path).axis, "predicted": f"{one['predicted']:.4g}"}
+        | {"number": known(path).axis, "predicted": f"{one['predicted']:.4g}"}
         | {"measured": f"{one['measured']:.4g}", "off": f"{_off_pct(one):+.1f} %"}
         | {"90 % band": "{:.4g} to {:.4g}".format(*one["band"])}
         | {"inside": "yes" if one["inside"] else "no"}
@@ -165,6 +166,7 @@ def _lacking(runs: Mapping[str, Any]) -> Table:
 def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
     """Of what ``tune --json`` prints."""
     runs, settled = content["runs"], content["known"]
+    names = {key: parameter(f"engine.{key}").name for key in settled}
     after, before = (
         {m: max(abs(run[m][when]) for run in runs.values() if m in run) for m in NOISE
          if any(m in run for run in runs.values())}
@@ -178,7 +180,7 @@ def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
     }
     parts |= {"next run": next_runs[0][0]} if next_runs else {}
     rows = [
-        {"constant": key, "of the stack": _constant(key, content["before"])}
+        {"constant": names[key], "of the stack": _constant(key, content["before"])}
         | {"tuned": _constant(key, content["tuned"])}
         | {"settled by the runs": "yes" if share >= SETTLED else "no" if share < OPEN else "partly"}
         for key, share in settled.items()
@@ -189,7 +191,8 @@ def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
     gains = [{"load": t, "information (nats)": f"{gain:.2f}"} for t, gain in next_runs]
     errors = [(run, *(_beside(of.get(m)) for m in NOISE)) for run, of in runs.items()]
     warnings = content["too_fast"] + [
-        f"no significant difference between {a} and {b} in these runs: trust their sum, not each"
+        f"no significant difference between {names[a]} and {names[b]} in these runs: trust their "
+        "sum, not each"
         for a, b in content["mixed_up"]
     ]
     warnings += [
@@ -392,7 +395,7 @@ def fit_chart(table: OpTable, band: Band) -> Chart:
     along, up = Axis(f"{label}, log scale", log=True), Axis("time (µs), log scale", log=True)
     note = "Dotted: the largest measured size; beyond it the fit is an extrapolation."
     return Chart(
-        table.op,
+        op_label(table.op),
         along,
         up,
         series,

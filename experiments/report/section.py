@@ -148,18 +148,23 @@ class Chart:
 
     def text_places(self) -> dict[int, list[tuple[float, float] | None]]:
         """By number of a series of points with texts: where each text stands, from its point (to
-        the right and up, in pixels); None where it would hide another text or a point."""
+        the right and up, in pixels); None where it would hide another text, a point or a line."""
+        import numpy as np
+
         every = enumerate(self.series)
         spots = {at: one for at, one in every if one.kind == "points" and any(one.texts)}
-        places = {
-            at: list(zip(self._pixels("x", one.x), self._pixels("y", one.y), strict=True))
-            for at, one in spots.items()
-        }
-        taken = [(x, y, 5.0, 5.0) for some in places.values() for x, y in some]
+        taken = list[Box]()
+        for one in self.series if spots else ():
+            x, y, half = self._pixels("x", one.x), self._pixels("y", one.y), 5.0
+            if one.kind == "line":
+                along, half = np.linspace(0, len(x) - 1, 200), 2.0
+                x, y = (np.interp(along, range(len(x)), each) for each in (x, y))
+            taken += [(*place, half, half) for place in zip(x, y, strict=True)]
         found = dict[int, list[tuple[float, float] | None]]()
         for at, one in spots.items():
             found[at] = []
-            for (x, y), text in zip(places[at], one.texts, strict=True):
+            places = (self._pixels("x", one.x), self._pixels("y", one.y), one.texts)
+            for x, y, text in zip(*places, strict=True):
                 half = _LETTER * len(text) / 2
                 boxes = ((x + right, y + up, half, 7.0) for right, up in _around(half))
                 free = (box for box in boxes if _is_free(box, taken))
@@ -174,15 +179,13 @@ class Chart:
 
         axis, length = (self.x, _AREA[0]) if which == "x" else (self.y, _AREA[1])
         scale = np.log10 if axis.log else np.asarray
-        ends = (one.ends_x if which == "x" else one.ends for one in self.series)
+        bands = (one.ends_x if which == "x" else one.ends for one in self.series)
         columns = [getattr(one, which) for one in self.series]
-        every = np.concatenate([*columns, *(end for pair in ends for end in pair or ())])
-        low, high = (
-            own if end is None else end
-            for end, own in zip(axis.ends, (every.min(), every.max()), strict=True)
-        )
-        width = max(float(scale(high) - scale(low)), 1e-12)
-        return length * (0.05 + 0.9 * (scale(values) - scale(low)) / width)
+        every = np.concatenate([*columns, *(end for pair in bands for end in pair or ())])
+        seen = (every.min(), every.max())
+        ends = [own if end is None else end for end, own in zip(axis.ends, seen, strict=True)]
+        before, after = (0.05 * (end is None) for end in axis.ends)
+        return length * np.interp(scale(values), scale(ends), (before, 1 - after))
 
     @property
     def alt(self) -> list[str]:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.profiler.facts.ops import SEND_RECV
-from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.storage.plain_yaml import load_shipped
+from sarathi_sim.profiler.storage.strict import strict_dataclass
 from sarathi_sim.simulator.confidence.coverage import Outside, queries_outside
 from sarathi_sim.simulator.confidence.op_errors import layer_error, op_errors
 from sarathi_sim.simulator.confidence.run_band import (
@@ -200,8 +199,7 @@ class CapacityDiscrepancy:
 @lru_cache(maxsize=1)
 def capacity_error() -> CapacityDiscrepancy:
     """The shipped one, ``data/capacity_error.yaml``."""
-    path = data_dir() / "capacity_error.yaml"
-    return parse(CapacityDiscrepancy, read_mapping(path), path)
+    return load_shipped(CapacityDiscrepancy, "capacity_error.yaml")
 
 
 def capacity_interval(

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from yaml.reader import Reader
 
-from .files import read_bounded
-from .strict import SpecError
+from .files import data_dir, read_bounded
+from .strict import SpecError, T, parse
 
 #: How deep lists and mappings may lie in each other.
 DEEPEST = 100
@@ -61,6 +61,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SpecError(f"{path}: expected keys and values, as in 'name: first'")
     return found
+
+
+def load_shipped(kind: type[T], file: str) -> T:
+    """The dataclass in a YAML ``file`` of the shipped data, strictly. Raises SpecError."""
+    return parse(kind, read_mapping(data_dir() / file), file)
 
 
 def parse_yaml(text: str, where: str) -> Any:

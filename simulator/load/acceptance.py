@@ -12,9 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 
-from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from sarathi_sim.profiler.storage.plain_yaml import load_shipped
+from sarathi_sim.profiler.storage.strict import UserError, strict_dataclass
 
 _BITS = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -36,8 +35,7 @@ class Golden:
 @lru_cache(maxsize=1)
 def golden() -> Golden:
     """The measured means."""
-    path = data_dir() / "acceptance.yaml"
-    return parse(Golden, read_mapping(path), path)
+    return load_shipped(Golden, "acceptance.yaml")
 
 
 def golden_length(model: str, method: str, thinking: str, draft_length: int) -> float:

@@ -142,7 +142,7 @@ def test_the_planners_table_and_other_numbers_of_servers() -> None:
     assert table.rows[1][:2] == [f"= {SCREENED['name']}", "p99 ttft 1s"]
     # Of one server 3 requests/s, 2 GPUs, 5 USD an hour.
     assert table.note.splitlines() == [
-        "=: equal to the best as far as can be told; ~: from short runs.",
+        "=: no significant difference from the best; ~: from short runs.",
         "One server fewer: 6 GPUs, 15.00 USD per hour, breaks p99 ttft 1s (1.25) at 8.00 "
         "requests/s.",
         "One server more: 10 GPUs, 25.00 USD per hour, sustains 15.00 requests/s (computed).",

@@ -300,6 +300,10 @@ def test_a_text_stands_where_it_hides_nothing_or_nowhere() -> None:
     last = Series("points", "", [9.0], [1.0], texts=["a text"])
     chart = Chart("t", Axis("x", ends=(0.0, None)), Axis("y"), [last])
     assert chart.text_places()[0] == [(-27.5, 0)], "the axis ends at it"
+    falling = Series("line", "", np.array([0.0, 1.0, 2.0]), np.array([2.0, 1.0, 0.0]))
+    spot = Series("points", "", [1.0], [1.0], texts=["a text"])
+    ((right, up),) = Chart("t", Axis("x"), Axis("y"), [spot, falling]).text_places()[0]
+    assert (right, up) != (0, 12) and right * up >= 0, "beside a line, not on it"
 
 
 def test_a_chart_is_drawn_as_its_data_say() -> None:

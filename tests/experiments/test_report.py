@@ -65,7 +65,8 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
     wanted = {"Time to first token", "Timeline of the stages: orca", "The whole run: orca"}
     assert wanted | {"Bubble time of requests"} <= set(titles)  # it has a pipeline
     origins = next(grid for grid in section.tables[1:] if grid.title.startswith("Op times"))
-    assert {row[1] for row in origins.rows} >= {"preproj", "attn_decode", "send_recv_inter_node"}
+    sends = "transfers between stages inter node"
+    assert {row[1] for row in origins.rows} >= {"QKV projection", "attention of decodes", sends}
     assert all(0 < float(row[3]) < 100 for row in origins.rows)
     assert "policy:" in section.configuration["run/config.yaml"]
 
@@ -137,6 +138,7 @@ def test_sensitivities(sections: dict[str, Section]) -> None:
     strongest = r".*, [\d.]+: output lengths \+0\.\d\d percent for a percent; next: attention of "
     assert re.match(strongest, section.answer)
     cells = {row[0]: row for row in section.tables[0].rows}
+    assert set(section.charts[0].y.rows) == set(cells), "of one name in table and chart"
     assert cells["all ops"][1:5] == ["ops", "+11.11 %", "-9.09 %", "-1.000"]
     assert section.tables[0].headings[:2] == ("factor", "kind") and "attention of prompts" in cells
     assert [chart.title for chart in section.charts] == [section.answer.split(":")[0]]

@@ -216,3 +216,18 @@ def test_dark_and_narrow(browser: Any, report_file: Path) -> None:
     assert BLUE in light and {dark_colour(one) for one in light} == dark
     assert found.tab.pdf()[:5] == b"%PDF-"
     found.context.close()
+
+
+def test_a_dark_page_is_printed_dark_on_light(browser: Any, report_file: Path) -> None:
+    """The page turns light on paper; its charts, drawn before, have their colours turned."""
+    found = Opened(browser, report_file, color_scheme="dark")
+    turned = "window.getComputedStyle(document.querySelector('.chart > div')).filter"
+    assert found.tab.evaluate(turned) == "none"
+    found.tab.emulate_media(media="print", color_scheme="dark")
+    assert found.tab.evaluate(COLOUR) == "rgb(255, 255, 255)"
+    assert found.tab.evaluate(turned).startswith("invert(1)")
+    found.tab.emulate_media(media="print", color_scheme="light")  # as Chromium does
+    assert found.tab.evaluate(turned).startswith("invert(1)")
+    found.tab.emulate_media(media="screen", color_scheme="light")
+    assert found.tab.evaluate(turned) == "none"
+    found.context.close()

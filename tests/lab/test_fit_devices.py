@@ -54,7 +54,7 @@ def calibrated(monkeypatch: pytest.MonkeyPatch, rows: pd.DataFrame) -> dict[str,
     )
     monkeypatch.setitem(devices.STUDIES, "a6000", lambda datasets: iter([study]))
     monkeypatch.setitem(devices.BINS, "m", (0, 128, 4096))
-    return devices.calibrate("a6000", Path(), date="2025-01-01").fitted
+    return devices.calibrate("a6000", Path()).fitted
 
 
 def test_the_errors_are_those_of_what_a_fit_did_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_the_folder_of_public_datasets(tmp_path: Path, monkeypatch: pytest.Monke
 @needs_datasets
 def test_a6000_calibration_is_what_the_device_file_records(tmp_path: Path) -> None:
     stored = devices.report(devices.fitted_devices("a6000")["a6000"])
-    result = devices.calibrate("a6000", public_datasets(), date="2025-01-01")
+    result = devices.calibrate("a6000", public_datasets())
     found = devices.report(result.fitted)
     for column in ("median", "p95", "roofline alone: median"):
         np.testing.assert_allclose(found[column], stored[column], rtol=0.15, atol=0.3)
@@ -170,7 +170,7 @@ def other_stacks(op: str, datasets: Path) -> list[pd.DataFrame]:
         return [part.query("batch == 1 and chunk > 1") for part in rows]
     rows += [vidur.decode(datasets)] if op == "attn_decode_gqa" else []
     device, same = load_device("a100-80g-sxm"), "==" if op == "attn_decode_mha" else ">"
-    rows = [part[devices.bandwidth_share(part, device) <= 0.9] for part in rows]
+    rows = [aic.from_memory(part, device) for part in rows]
     return [part.query(f"15 <= context <= 32768 and heads {same} kv_heads") for part in rows]
 
 

@@ -34,6 +34,7 @@ from sarathi_sim.experiments.lab.servers.rows import read_tables
 from sarathi_sim.experiments.run.uncertainty import capacity_error as shipped_error
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.profiler.storage.child import silent
+from sarathi_sim.profiler.storage.files import data_dir
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import called
@@ -399,7 +400,7 @@ def test_an_error_of_capacities_covers_cells_that_were_left_out() -> None:
 
 
 def test_the_shipped_error_of_capacities_is_that_of_the_recorded_runs() -> None:
-    rows, shipped = mlperf.recorded(), shipped_error()
+    rows, shipped = pd.read_csv(data_dir() / "lab" / mlperf.CAPACITIES), shipped_error()
     again = mlperf.fitted_error(rows)
     assert again == replace(shipped, date=again.date, half_width=again.half_width)
     assert again.half_width == pytest.approx(shipped.half_width)

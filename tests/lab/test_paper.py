@@ -36,7 +36,7 @@ from sarathi_sim.policies.request import Sequence
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.profiler.facts.formats import TWO_BYTES
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, LAYER_OPS, OPS, ROW_OPS, GemmShape
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, LAYER_OPS, OPS, ROW_OPS
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.op_times.iteration import WholeLayer
 from tests.experiments.small_config import called, refused
@@ -343,7 +343,7 @@ def test_quotients_of_iterations_by_hand() -> None:
     one, two = (LAYERS * (1e-3 + (2e-6 + 1e-9) * rows) for rows in (128, 256))
     assert quantities.iteration_growth(machine, 128, 256) == pytest.approx(100 * (two / one - 1))
     alone = LAYERS * (1e-3 + 4 * (2e-6 + 3e-9 * 1024)) / 4
-    assert quantities.decode_token_ms(machine, 4) == pytest.approx(1e3 * alone)
+    assert quantities.token_ms(machine, decodes=4) == pytest.approx(1e3 * alone)
     # Rows are as many; three pairs of query and key less, and three decodes' attention more.
     extra = LAYERS * (3 * 3e-9 * 1024 - 3 * 1e-9) / 3
     assert quantities.piggybacked_token_ms(machine, 1021, 3) == pytest.approx(1e3 * extra)
@@ -483,9 +483,9 @@ def test_waiting_by_hand() -> None:
 
 def test_one_layer_and_intensity_by_hand() -> None:
     """An op's intensity at m rows is m n k / (m k + k n + m n); a decode's at 1024 is near 1."""
-    shape = GemmShape(5120, 5120)
-    assert quantities.gemm_intensity(shape, 1024) == pytest.approx(1024 * 5120 / (2 * 1024 + 5120))
-    machine = Lab("predicted").a6000
+    machine = Lab("predicted").a6000  # its output projection is 5120 x 5120
+    found = quantities.intensity(machine, "postproj", 1024, 1)
+    assert found == pytest.approx(1024 * 5120 / (2 * 1024 + 5120))
     assert quantities.attention_intensity(machine, 1) == pytest.approx(1024 / 1025)
     usable, weights = 0.9 * machine.device.memory_bytes, 2 * 13.016e9
     assert quantities.batch_ratio(machine, 1024, layers=1) > machine.layers, (

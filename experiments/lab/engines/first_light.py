@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -43,37 +43,28 @@ from sarathi_sim.profiler.planning.grid import ProfileError
 from sarathi_sim.profiler.storage.child import Say, end_with, how_it_ended, start_child
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
-from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
 
+Facts = dict[str, Any]
+"""What the probe finds out of a machine."""
 MODULE = "sarathi_sim.experiments.lab.engines.first_light"
 
 
 @dataclass(frozen=True)
 class HourStep:
-    """A step: killed after ``limit_s`` seconds, not begun with less than ``least_s``. One with
-    ``options`` of ``profile`` is such a profile, which keeps each finished point. Another attention
-    than xformers, and other weights, are part of the device's name."""
+    """A step, as ``data/lab/first_light.yaml`` describes it."""
 
     name: str
     limit_s: float
     least_s: float = 60
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 PROBE = "probe"
-#: Importing torch takes long on a machine that was just started, hence the probe's limit.
-STEPS = (
-    HourStep(PROBE, 90, 90),
-    HourStep("llama-13b", 270, options={"model": "llama-13b"}),
-    HourStep("llama-13b-sdpa", 240, options={"model": "llama-13b", "attention": "sdpa"}),
-    HourStep("llama-13b-cudnn", 240, options={"model": "llama-13b", "attention": "cudnn"}),
-    HourStep("llama-3-8b", 240, options={"model": "llama-3-8b"}),
-    HourStep("llama-3-8b-tp2", 180, options={"model": "llama-3-8b", "tp": "2"}),
-    HourStep("llama-3-8b-tp4", 180, options={"model": "llama-3-8b", "tp": "4"}),
-    HourStep("tables", 60),
-    HourStep("validate", 540, 300),
-    HourStep("fp8", 240, options={"model": "llama-3-8b", "weights": "fp8"}),
-)
+_HOUR: dict[str, Any] = read_mapping(data_dir() / "lab" / "first_light.yaml")
+STEPS = tuple(HourStep(**step) for step in _HOUR["steps"])
+_SMALL = _HOUR["rehearsal"]
 
 #: Of a profile's limit, until points that refine are no longer added; of what is left of it, until
 #: nothing more is measured. The rest is for the start and for writing.
@@ -82,21 +73,8 @@ _FOR_POINTS, _AT_MOST = 0.5, 0.8
 _FOR_REPORT_S = 75.0
 #: Those of ``profile``; its rarer ones are ``--set``.
 _OPTIONS = {"model", "tp", "device", "dtype", "attention", "weights", "budget", "out"}
-#: Of a rehearsal: whose kernels it takes without a GPU, and what is small in it.
+#: Whose kernels a rehearsal takes without a GPU.
 _STAND_IN = "h100-80g-sxm"
-_SMALL_PROFILE = {
-    "model": "tiny-llama-40m", "max_tokens": 6, "max_context": 32, "max_batch": 2, "budget": 0,
-    "repeats": 1, "sustained": 0.01,
-}  # fmt: skip
-_SMALL_VALIDATION = (
-    "model=tiny-llama-40m",
-    "workload={requests: 2, lengths: {kind: fixed, total: 32}, pd_ratio: 7}",
-    "cluster.max_length=32",
-    "batching.max_batch=2",
-    "scenarios={sarathi: {policy: {name: sarathi, chunk_size: 16, tile: 16}}}",
-    "compare={}",
-    "validation={repeats: 1, calibration_requests: 1}",
-)
 
 
 def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list[str]:
@@ -112,7 +90,7 @@ def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list
         settings = ["repeats=3", "dtype=bfloat16", f"limit_s={limit_s:.0f}"]
         settings = [f"validation.{setting}" for setting in settings]
         if rehearsal:
-            settings = [f"device={facts['device']}", *_SMALL_VALIDATION]
+            settings = [f"device={facts['device']}", *_SMALL["validation"]]
         words = ["lab", "validate", "validate_gpu", *(f"--set={s}" for s in settings)]
         return [*words, f"--out={out / 'validation'}", f"--profiles={out / 'profiles'}"]
     special = [word for word in ("sdpa", "cudnn", "fp8") if word in step.options.values()]
@@ -125,17 +103,17 @@ def words_of(step: HourStep, out: Path, seconds: float, rehearsal: bool) -> list
         "out": out / "profiles",
         "budget": _FOR_POINTS * step.limit_s,
         "max_seconds": max(1.0, _AT_MOST * seconds),
-        **(_SMALL_PROFILE if rehearsal else {}),
+        **(_SMALL["profile"] if rehearsal else {}),
     }
     if tp > 1:
         options["collectives"] = published_collectives(out, str(options["model"]), tp)
     return ["profile", *(f"--{'' if n in _OPTIONS else 'set='}{n}={v}" for n, v in options.items())]
 
 
-def probed(out: Path) -> dict[str, Any]:
+def probed(out: Path) -> Facts:
     """What the probe has found out. Raises ProfileError where it has not yet."""
     try:
-        facts: dict[str, Any] = json.loads((out / "results" / "probe.json").read_bytes())
+        facts: Facts = json.loads((out / "results" / "probe.json").read_bytes())
     except (OSError, ValueError):
         raise ProfileError("the probe has not ended well") from None
     return facts
@@ -178,7 +156,7 @@ def probe(out: Path, rehearsal: bool) -> str:
         if not rehearsal:
             raise
         kind = "cpu"
-    facts: dict[str, Any] = environment.facts(kind, 1) | Sampler().facts
+    facts: Facts = environment.facts(kind, 1) | Sampler().facts
     facts |= {"device": kind, "device_name": environment.default_device_name(kind)}
     facts["gpu"] = facts.get("gpu", facts["processor"])
     facts["memory_bytes"], facts["free_bytes"] = environment.memory_bytes(kind)
@@ -241,13 +219,12 @@ def main() -> int:
 
 
 LEDGER = "ledger.json"
-_FORMAT = "sarathi-sim first light 2"
 DONE, FAILED, LATE, INTERRUPTED = "done", "failed", "over its limit", "interrupted"
 #: Locks, and scratch files of writers that were killed (``write_whole``, ``write_bundle``).
 _SCRATCH = re.compile(r"(^|/)(lock$|\.[^/]*\.partial$|\.tp\d+-[0-9a-f]{8}/)")
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Entry:
     """One try of a step; ``why`` is the last line that its process printed, or a reason."""
 
@@ -258,10 +235,11 @@ class Entry:
     why: str
 
 
-@dataclass
+@strict_dataclass
 class Ledger:
     """The tries of an hour, in order; ``run`` tells hours apart."""
 
+    format: Literal["sarathi-sim first light 2"]
     rehearsal: bool
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     entries: list[Entry] = field(default_factory=list)
@@ -276,19 +254,15 @@ class Ledger:
 
     def write(self, folder: Path) -> None:
         """Replace the file in a folder. Raises OSError."""
-        content = {"format": _FORMAT, **asdict(self)}
-        write_whole(folder / LEDGER, json.dumps(content, indent=1) + "\n")
+        write_whole(folder / LEDGER, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def read_ledger(place: Path) -> Ledger:
     """The ledger in a folder or an archive. Raises ProfileError where there is none of ours."""
     try:
         folder = place if place.is_dir() else zipfile.Path(place)
-        tree = json.loads((folder / LEDGER).read_bytes())
-        if tree.pop("format") != _FORMAT:
-            raise ValueError
-        return Ledger(**tree | {"entries": [Entry(**entry) for entry in tree["entries"]]})
-    except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile):
+        return parse(Ledger, json.loads((folder / LEDGER).read_bytes()), place)
+    except (OSError, ValueError, LookupError, zipfile.BadZipFile):
         raise ProfileError(
             f"{place}: exists and is not of first-light, or is damaged: name another"
         ) from None
@@ -301,7 +275,7 @@ def pack(folder: Path, archive: Path) -> None:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if path.is_file() and not _SCRATCH.search(name):
-                packed.writestr(name, path.read_bytes())
+                packed.write(path, name)
     write_whole(archive, stream.getvalue())
 
 
@@ -333,7 +307,7 @@ class Hour:
     def __init__(self, out: Path, say: Say, rehearsal: bool = False) -> None:
         self.out, self.say, self.rehearsal = out, say, rehearsal
         self.archive = out.with_name(f"{out.name}.zip")
-        self.ledger = Ledger(rehearsal)
+        self.ledger = Ledger("sarathi-sim first light 2", rehearsal)
 
     def run(
         self, minutes: float = inf, resume: Path | None = None, steps: Sequence[HourStep] = STEPS
@@ -453,21 +427,13 @@ class Hour:
         return FAILED if code else DONE, last
 
     def _summarise(self, steps: Sequence[HourStep]) -> None:
-        """The last try of each step, and how far our times are from the tables: ``summary.txt``."""
+        """The last try of each step: ``summary.txt``."""
         done = sum(self.ledger.is_done(step.name) for step in steps)
         lines = [f"{done} of {len(steps)} steps are done"]
         for step in steps:
             entry = self.ledger.last(step.name)
             text = f"{entry.state}, {entry.seconds:.0f} s: {entry.why}" if entry else "not begun"
             lines.append(f"{step.name:15}  {text}"[:150])
-        if self.ledger.is_done("tables"):
-            start = f"{probed(self.out)['device_name']}/"  # xformers alone
-            tables = json.loads((self.out / "results" / "tables.json").read_bytes())
-            lines += [
-                f"{what}: {', '.join(f'{op} {x:+.0f}' for op, x in by_op.items())}"
-                for what, by_op in tables.items()
-                if what.startswith(start) and "/tp1 " in what
-            ]
         write_whole(self.out / "summary.txt", "".join(f"{line}\n" for line in lines))
         for line in lines:
             self.say(line)

@@ -257,13 +257,16 @@ def replay(
     return play_back(requests, scheduler, service, send, turnaround)[1]
 
 
+Totals = Mapping[str, float]
+"""Numbers of a run, or their errors, by name."""
+
+
 def totals(records: Records) -> dict[str, float]:
     """A run in totals: seconds, and tokens a second. Bubbles are the ledger's, with communication
     and turn-around; by stage if there is a pipeline."""
     analysis = Analysis(records)
     table = analysis.requests
-    rows = analysis.ledger.to_dict("records")
-    stages = [sum(float(row[f"{name}_s"]) for name in WAITS) for row in rows]
+    stages = analysis.ledger[[f"{name}_s" for name in WAITS]].sum(axis=1).tolist()
     tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
     makespan = records.end_s - float(records.arrival_s.min())
     return {
@@ -287,7 +290,7 @@ def off(simulated: float, measured: float) -> float:
     return ratio_of(simulated, measured) - 1
 
 
-def total_errors(simulated: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+def total_errors(simulated: Totals, measured: Totals) -> dict[str, float]:
     """Relative errors of totals, signed; of bubbles only where there is a pipeline, else NaN."""
     alone = "bubble_stage1" not in measured
     return {
@@ -402,7 +405,7 @@ def lost(
     }
 
 
-def too_much(lost: Mapping[str, float]) -> str | None:
+def too_much(lost: Totals) -> str | None:
     """The first target of which lost time uses up too much, in words, or None."""
     for name, share in lost.items():
         if abs(share) > (limit := MOST_OF_TARGET * TARGETS[name]):
@@ -554,47 +557,36 @@ def run_sessions(
     # Checked before anything is measured.
     specs = [engine_spec(group, settings.dtype, realtime=realtime) for group in layouts]
     few, limit_s = settings.calibration_requests, settings.limit_s or math.inf
-    offline = sum(not cell.online for cell in cells)
-    total = len(layouts) * (2 + 2 * settings.repeats) + 3 * settings.repeats * offline
-    done, total = 0, total + len(cells) - offline
-
-    def count(runs: int = 1) -> None:
-        nonlocal done
-        progress("runs of the engine", done, total)
-        done += runs
+    total = len(layouts) * settings.repeats
 
     def serve(engine: EngineProcesses, cell: Cell, requests: list[Request]) -> EngineRun:
-        count()
         return engine.serve(requests, cell.scenario.policy.described(), cell.settings)
 
     def repeat(engine: EngineProcesses, works: list[GridWork], number: int) -> Repeat:
         """Calibration runs have other seeds than the workloads, and than those of another one."""
-        count()
         before, served = engine.play(works), dict[str, CellRuns]()
         for cell in repeated:
             first, last = (cell.requests(2_000_000 + 2 * number + n, few) for n in (0, 1))
             around = serve(engine, cell, first)
             run = serve(engine, cell, cell.requests())
             served[cell.name] = run, [(around, first), (serve(engine, cell, last), last)]
-        count()
         return Repeat((before, engine.play(works)), served, getloadavg()[0])
 
-    sessions = []
+    sessions = list[Session]()
     for spec, group in zip(specs, layouts, strict=True):
         name, works = f"pp {spec.pp}, tp {spec.tp}", grid_of(group)
         say(f"{name}: {spec.ranks} processes")
         repeated = [cell for cell in group if not cell.online]
         with EngineProcesses(spec, _SILENT_S) as engine:
             began, longest, repeats = perf_counter(), 0.0, list[Repeat]()
-            count()
             engine.play(works)  # every shape once, as a warm-up
             serve(engine, group[0], group[0].requests(seed=1, count=few))
             for number in range(settings.repeats):
                 start = perf_counter()
+                progress("repeats", len(sessions) * settings.repeats + number, total)
                 if number and start - began + longest > limit_s:
                     why = f"it could end after {limit_s:g} s"
                     say(f"{name}: repeat {number + 1} is left out: {why}")
-                    count(2 + 3 * len(repeated))
                     continue
                 repeats.append(repeat(engine, works, number))
                 took = perf_counter() - start
@@ -610,5 +602,5 @@ def run_sessions(
             say(f"{name}: predicted from {isolated.meta.device}'s profile, too")
         sessions.append(Session(group, repeats, online, seconds, about, spec, works, isolated))
         say(f"{name}: done after {seconds:.0f} s")
-    progress("runs of the engine", total, total)
+    progress("repeats", total, total)
     return sessions

@@ -48,6 +48,8 @@ _MEASURED = {name: f"{name}_s" for name in ("makespan", "bubble", "bubble_per_re
 _MEASURED["throughput"] = "tokens_per_s"
 """The measured totals in a report, with their names."""
 
+Report = dict[str, Any]
+"""The content of ``validation.json``, or a part of it."""
 Comparisons = dict[str, list[Comparison]]
 """The comparisons of each cell, repeat by repeat."""
 
@@ -82,7 +84,7 @@ def measure(
     progress: Progress,
     say: Say,
     realtime: bool,
-) -> tuple[dict[str, Any], Comparisons]:
+) -> tuple[Report, Comparisons]:
     """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
     Raises ProfileError if the engine cannot run the cells."""
     how = (progress, say, profiles)
@@ -93,17 +95,13 @@ def measure(
 
 def evaluate_all(sessions: Sequence[Session], progress: Progress) -> Comparisons:
     """Every cell in every repeat."""
-    jobs = [
-        (session, repeat, cell)
-        for session in sessions
-        for repeat in session.repeats
-        for cell in session.cells
-        if cell.name in repeat.served
-    ]
+    repeats = [(session, repeat) for session in sessions for repeat in session.repeats]
     outcomes: Comparisons = {}
-    for done, (session, repeat, cell) in enumerate(jobs, 1):
-        outcomes.setdefault(cell.name, []).append(session.evaluate(repeat, cell))
-        progress("simulations", done, len(jobs))
+    for done, (session, repeat) in enumerate(repeats, 1):
+        for cell in session.cells:
+            if cell.name in repeat.served:
+                outcomes.setdefault(cell.name, []).append(session.evaluate(repeat, cell))
+        progress("simulations", done, len(repeats))
     return outcomes
 
 
@@ -129,7 +127,7 @@ def middle(values: Sequence[float]) -> dict[str, float]:
     return {"median": middle, "min": low, "max": high}
 
 
-def middles(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def middles(rows: Sequence[Mapping[str, float]]) -> Report:
     """Median and range of each number."""
     return {key: middle([row[key] for row in rows]) for key in rows[0]}
 
@@ -175,11 +173,9 @@ def prediction_errors(outcome: Comparison, prediction: str) -> dict[str, float]:
     return found | total_errors(outcome.whole[prediction], outcome.measured)
 
 
-def report(
-    experiment: Experiment, sessions: Sequence[Session], outcomes: Comparisons
-) -> dict[str, Any]:
+def report(experiment: Experiment, sessions: Sequence[Session], outcomes: Comparisons) -> Report:
     """The content of ``validation.json``."""
-    cells, repeats, accepted = dict[str, Any](), dict[str, Any](), dict[str, list[int]]()
+    cells, repeats, accepted = Report(), Report(), dict[str, list[int]]()
     for session in sessions:
         layout = session.layout
         reasons = rejected(session, outcomes)
@@ -210,7 +206,7 @@ def report(
                 cells[cell.name] |= _compared(outcomes[cell.name], quiet)
     gates = {"drift": MOST_DRIFT, "fewest_repeats": FEWEST_REPEATS}
     gates["lost_of_target"] = MOST_OF_TARGET
-    result: dict[str, Any] = {
+    result: Report = {
         "format": VALIDATION_FORMAT,
         "name": experiment.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -237,11 +233,11 @@ def rejected(session: Session, outcomes: Comparisons) -> dict[int, str]:
     return reasons
 
 
-def _compared(outcomes: list[Comparison], accepted: list[int]) -> dict[str, Any]:
+def _compared(outcomes: list[Comparison], accepted: list[int]) -> Report:
     """A cell's report: all repeats, and statistics over the accepted ones, or all if none was."""
     some = [outcomes[n] for n in accepted] or outcomes
     runs = [outcome.agreement for outcome in outcomes]
-    entry: dict[str, Any] = {
+    entry: Report = {
         "parity": sum(run.parity for run in runs) / len(runs),
         "first_difference": next(filter(None, (run.first_difference for run in runs)), None),
         "measured": {
@@ -268,7 +264,7 @@ def _compared(outcomes: list[Comparison], accepted: list[int]) -> dict[str, Any]
 
 def _ratios(
     experiment: Experiment, outcomes: Comparisons, accepted: Mapping[str, list[int]]
-) -> dict[str, Any]:
+) -> Report:
     """The configuration's ``compare``: measured and simulated, repeat by repeat."""
     ratios = {}
     for name, ratio in experiment.compare.items():
@@ -295,7 +291,7 @@ def _ratios(
     return ratios
 
 
-def _judged(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _judged(result: Report) -> Iterator[Report]:
     """Each target's limit, value, and whether it was met; None if the machine was too busy."""
     targets: list[tuple[str, str, float, float, bool]] = []
     for name, cell in result["cells"].items():

@@ -34,15 +34,6 @@ from ..sources import vidur
 from .devices import held_out, on
 from .kernels import fitted_devices
 
-LAYER_SHAPES = {
-    (4096, 4096): 2,
-    (1024, 4096): 2,
-    (14336, 4096): 2,
-    (4096, 14336): 1,
-}
-"""Llama-3.1-8B's GEMMs as measured, unfused, and their number in a layer."""
-
-
 Aim = tuple[float, float]
 """The aims: largest median and 95th percentile of the errors, in percent."""
 BAND = (85, 95)
@@ -115,12 +106,12 @@ def by_class(scores: Sequence[Score]) -> list[ScoreClass]:
     classes = []
     for group in dict.fromkeys(score.group for score in scores):
         of = [score for score in scores if score.group == group]
-        bands = [(s.covered, s.rows) for s in of if s.covered is not None]
-        share, count = (np.array([band[i] for band in bands]) for i in (0, 1))
+        bands = [(score.covered, score.rows) for score in of if score.covered is not None]
+        share, count = zip(*bands, strict=True) if bands else ((), ())
         median, p95 = np.median([(score.median, score.p95) for score in of], axis=0).tolist()
         met = sum(score.met is True for score in of) if of[0].aim else None
         covered = round(float(np.average(share, weights=count)), 1) if bands else None
-        ends = (float(share.min()), float(share.max())) if bands else None
+        ends = (min(share), max(share)) if bands else None
         causes = [*dict.fromkeys(cause for score in of for cause in score.causes)]
         errors = (round(median, 2), round(p95, 2))
         classes.append(
@@ -147,14 +138,14 @@ def _score(
     source: str,
     fitted: str,
     parts: Sequence[tuple[Floats, Bools | None]],
-    aim: Aim | None,
 ) -> Score:
     """Of log errors, with whether the band covers each (None: there is no band)."""
     errors = np.concatenate([off for off, _ in parts])
     inside = [band for _, band in parts if band is not None]
     median, p95 = (round(error, 2) for error in median_p95_worst(errors)[:2])
     covered = round(100 * float(np.concatenate(inside).mean()), 1) if inside else None
-    causes = AIMS["bundles"].get(what, {})
+    about = AIMS["bundles"][what]
+    aim: Any = tuple(about["aim"]) if source.startswith(about.get("of", "")) else None
     score = Score(
         what,
         source,
@@ -166,7 +157,7 @@ def _score(
         covered,
         group=what,
     )
-    return score.because(causes.get("errors", ""), causes.get("band", ""))
+    return score.because(about.get("errors", ""), about.get("band", ""))
 
 
 def _fitted_to(table: OpTable, fitted: Ints) -> tuple[Floats, Bools, Rows]:
@@ -223,13 +214,13 @@ def gemm_in_range(datasets: Path) -> Iterator[Score]:
         parts.append((off, inside))
         predicted = time.copy()
         predicted[rest] *= np.exp(off)
-        count = LAYER_SHAPES.get((shape.n, shape.k), 0)
+        count = data.LAYER.count((shape.n, shape.k))
         layer += count * np.stack([predicted, time])
         untouched[grid if count else []] = False
     of = ("A6000 (LLMServingSim)", "100 points an op")
-    yield _score("GEMM in range", *of, parts, (0.5, 4.0))
+    yield _score("GEMM in range", *of, parts)
     off = np.log(layer[0] / layer[1])[untouched]
-    yield _score("GEMMs of a layer in range", *of, [(off, None)], (0.5, 3.0))
+    yield _score("GEMMs of a layer in range", *of, [(off, None)])
 
 
 def gemm_beyond(datasets: Path) -> Iterator[Score]:
@@ -248,7 +239,7 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
                 fit = far_gemm(shape, others, float(tokens[-1]))
                 table = OpTable("gemm", tokens[:, None], time, linear_fit, fit, TILE, shape)
                 parts.append(_fitted_to(table, np.flatnonzero(tokens <= 1024))[:2])
-        yield _score("GEMM beyond the range", source, "to 1024 tokens", parts, (4.5, 13.0))
+        yield _score("GEMM beyond the range", source, "to 1024 tokens", parts)
 
 
 def gemm_unseen(datasets: Path) -> Iterator[Score]:
@@ -265,30 +256,27 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
         folds = [(np.flatnonzero(~shapes.isin(shapes[m])), np.flatnonzero(m)) for m in own]
         scores = held_out(GEMM, everything, folds)
         layers = scores.groupby(["bundle", "m"])[["predicted_us", "time_us"]].sum()
-        for what, rows, aim in (
-            ("GEMM of an unseen shape", scores, (4, 14)),
-            ("GEMMs of an unseen layer", layers, (2.5, 9)),
-        ):
+        of_what = {"GEMM of an unseen shape": scores, "GEMMs of an unseen layer": layers}
+        for what, rows in of_what.items():
             errors = np.log(rows["predicted_us"].to_numpy() / rows["time_us"].to_numpy())
-            yield _score(what, *of, [(errors, None)], aim)
+            yield _score(what, *of, [(errors, None)])
 
 
 def attention(datasets: Path) -> Iterator[Score]:
     """Attention over two sizes from designed points."""
     prompts, decodes = data.llmservingsim_attention(datasets)
-    small, large = (1.5, 7.0), (4.0, 14.0)
     prefill = ("prefill", ["chunk", "context"], surface_fit(prefill_surface), TILE)
     decode = ("decode", ["batch", "context"], surface_fit(decode_surface), None)
-    for (kind, sizes, fit, tile), source, rows, count, aim in (
-        (prefill, "A100 (Vidur)", vidur.prefill(datasets), 300, small),
-        (prefill, "A6000 (LLMServingSim)", prompts, 80, None),
-        (decode, "A100 (Vidur)", vidur.decode(datasets), 200, large),
-        (decode, "A6000 (LLMServingSim)", decodes, 200, large),
+    for (kind, sizes, fit, tile), source, rows, count in (
+        (prefill, "A100 (Vidur)", vidur.prefill(datasets), 300),
+        (prefill, "A6000 (LLMServingSim)", prompts, 80),
+        (decode, "A100 (Vidur)", vidur.decode(datasets), 200),
+        (decode, "A6000 (LLMServingSim)", decodes, 200),
     ):
         points, time = _medians(rows, sizes)
         table = OpTable("attention", points, time, fit, fit, tile)
         part = _fitted_to(table, spread_points(points, count))[:2]
-        yield _score(f"attention, {kind}", source, f"{count} points", [part], aim)
+        yield _score(f"attention, {kind}", source, f"{count} points", [part])
 
 
 def messages(datasets: Path) -> Iterator[Score]:
@@ -308,7 +296,7 @@ def messages(datasets: Path) -> Iterator[Score]:
             off, inside, rest = _fitted_to(table, grid)
             kept = size[rest] >= least
             part = off[kept], inside[kept]
-            yield _score(what, source, f"{len(grid)} sizes", [part], (2.5, 10.0))
+            yield _score(what, source, f"{len(grid)} sizes", [part])
 
 
 STUDIES: dict[str, Callable[[Path], Iterator[Score]]] = {

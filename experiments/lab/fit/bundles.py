@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ from sarathi_sim.profiler.storage.files import WHERE
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 from ..sources import aiconfigurator, llmservingsim, vidur
 from ..sources.measurements import Measurements, OpRows
-from .devices import ORIGINS, columns_of, on
+from .devices import ORIGINS, columns_of, on, today
 
 #: (tokens, shape) -> microseconds.
 Expectation = Callable[[Array, GemmShape], Array]
@@ -128,7 +127,7 @@ def assemble(
         model_spec=model,
         tp=tp,
         source="imported",
-        created=date.today().isoformat(),
+        created=today(),
         generator=f"sarathi-sim import {source}",
         dtype=found.dtype,
         notes="; ".join(f"{kind}: {_listed(ops)}" for kind, ops in sorted(by_kind.items())),

@@ -83,11 +83,9 @@ class CalibrationResult:
         return [spec, arrays]
 
 
-def calibrate(
-    device: str, datasets: Path, progress: Say = silent, date: str | None = None
-) -> CalibrationResult:
+def calibrate(device: str, datasets: Path, progress: Say = silent) -> CalibrationResult:
     """Fit every op of ``device`` to the files under ``datasets``; deterministic but for the
-    ``date`` (ISO, default today) that is recorded.
+    date that is recorded, today.
 
     Raises SpecError for a device without public measurements, FileNotFoundError for a missing file.
     """
@@ -99,7 +97,7 @@ def calibrate(
     for study in STUDIES[device](datasets):
         progress(f"{device}: {study.op} ({len(study.rows)} rows)")
         model = fit_op(study.form, study.rows)
-        fitted[study.op] = _record(study, model, date or today())
+        fitted[study.op] = _record(study, model)
         if model.residual is not None:
             stored = model.residual.arrays()
             residuals.update({f"{study.op}.{name}": array for name, array in stored.items()})
@@ -111,7 +109,7 @@ def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def _record(study: Study, model: OpModel, date: str) -> FittedOp:
+def _record(study: Study, model: OpModel) -> FittedOp:
     scores = study.hold_out.scores(study.form, study.rows)
     by = next(name for name in BINS if name in study.form.inputs)
     parts = {name: scores[mask] for name, mask in _bins(scores, by) if mask.any()}
@@ -129,7 +127,7 @@ def _record(study: Study, model: OpModel, date: str) -> FittedOp:
         hold_out=study.hold_out.name,
         held_out=errors(scores),
         roofline_only=errors(scores, "roofline_us"),
-        date=date,
+        date=today(),
         constants=model.constants,
         residual=model.residual is not None,
         structure={name: errors(part) for name, part in parts.items()},
@@ -247,15 +245,6 @@ def fold_of(keys: pd.DataFrame, folds: int) -> npt.NDArray[np.int64]:
     return (shuffled[number] % folds).astype(np.int64)
 
 
-BINS = {
-    "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),
-    "chunk": (0, 128, 256, 512, 1024, 4096, 16384),
-    "context": (0, 256, 1024, 4096, 40000),
-    "num_bytes": (0, 2**14, 2**18, 2**21, 2**24, 2**40),
-}
-"""The ranges by which held-out errors are split: a column, and its limits."""
-
-
 @dataclass(frozen=True)
 class Origin:
     """Repository with commit, and licence, of published measurements."""
@@ -266,6 +255,7 @@ class Origin:
 
 _DESCRIBED = read_mapping(Path(__file__).with_name("studies.yaml"))
 ORIGINS = {name: Origin(*about) for name, about in _DESCRIBED["origins"].items()}
+BINS: dict[str, list[int]] = _DESCRIBED["ranges"]
 
 
 @dataclass(frozen=True)
@@ -308,6 +298,19 @@ class Study:
     stack_pct: float = 0.0
 
 
+def filled(part: Any, words: Mapping[str, Any]) -> Any:
+    """A part of a YAML file with ``words`` for the names in its braces; text that is such a name
+    alone becomes the word as it is."""
+    if isinstance(part, dict):
+        return {key: filled(each, words) for key, each in part.items()}
+    if isinstance(part, list):
+        return [filled(each, words) for each in part]
+    if not isinstance(part, str):
+        return part
+    whole = part[1:-1] if part.startswith("{") else ""
+    return words[whole] if whole in words else part.format_map(words)
+
+
 def _study(
     of: str,
     op: str,
@@ -319,13 +322,7 @@ def _study(
 ) -> Study:
     """The study of an op as studies.yaml describes it at ``of`` and its ``name`` there (empty: the
     op's); ``words`` fill its braces."""
-
-    def filled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: filled(each) for key, each in value.items()}
-        return value.format_map(words) if isinstance(value, str) else value
-
-    about = filled(_DESCRIBED[of][name or op])
+    about = filled(_DESCRIBED[of][name or op], words)
     pct = about.pop("stack_pct", 0.0)
     return Study(
         op, form, rows, HoldOut(**about.pop("hold_out")), origin=ORIGINS[about.pop("origin")],
@@ -371,7 +368,7 @@ def _a100(datasets: Path) -> Iterator[Study]:
     # Decodes of MHA and GQA are different kernels: each from a source that measured it well.
     inside = "15 <= context <= 32768"
     mha = aic.aic_decode(datasets, "TRTLLM").query(f"heads == kv_heads and {inside}")
-    mha = on(mha[bandwidth_share(mha, device) <= 0.9], device)
+    mha = on(aic.from_memory(mha, device), device)
     yield _study("a100", "attn_decode_mha", decode_form(splits=True, packed=True), mha)
     gqa = on(aic.aic_decode(datasets).query(f"heads > kv_heads and {inside}"), device)
     checks = {"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)}
@@ -391,12 +388,6 @@ def _a100(datasets: Path) -> Iterator[Study]:
     for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
         rows = on(vidur.p2p_2023(datasets, scope), device)
         yield _study("a100", f"send_recv_{scope}", LINK, rows, {"wire": wire}, "send_recv")
-
-
-def bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]:
-    """The share of HBM bandwidth at which each row's KV cache is read once in its time."""
-    kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
-    return 1e6 * kv_bytes / rows["time_us"] / device.memory_bandwidth
 
 
 def _ga102(datasets: Path, target: str) -> Iterator[Study]:

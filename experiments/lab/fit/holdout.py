@@ -81,13 +81,17 @@ class Fitted:
             version=self.version,
             rows=self.rows,
             numbers=sum(array.size for name, array in stored.items() if name.startswith("log_")),
-            repaired_pct=round(100 * float((lowered > np.log(1.05)).mean()), 2),
-            repaired_far_pct=round(100 * float((lowered > np.log(1.5)).mean()), 2),
+            repaired_pct=_percent(lowered > np.log(1.05)),
+            repaired_far_pct=_percent(lowered > np.log(1.5)),
             left_out={kind: score for kind, score in scores.items() if score is not None},
-            raised_pct=round(100 * float(raised.mean()), 2),
+            raised_pct=_percent(raised),
             kernel=self.kernel,
             unlike=self.unlike,
         )
+
+
+def _percent(rows: npt.NDArray[Any]) -> float:
+    return round(100 * float(rows.mean()), 2)
 
 
 def fitted(

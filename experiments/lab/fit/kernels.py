@@ -108,10 +108,9 @@ def fit_stack(
     device: str,
     stack: str,
     progress: Say = silent,
-    date: str | None = None,
     families: Collection[str] = FAMILIES,
 ) -> tuple[StackSpec, Arrays]:
-    """Every surface of one stack on one device; deterministic but for ``date`` (default today).
+    """Every surface of one stack on one device; deterministic but for its date, today.
 
     Tables of other families than those named stay as they are shipped. Of a version (``vllm@0.19``)
     only those that differ from the newest are fitted; GEMMs and attention are not scored.
@@ -140,7 +139,7 @@ def fit_stack(
     fits = {table: fits[table] for table in dict.fromkeys((*order, *fits)) if table in fits}
     floor, source = _floor(datasets, device, engine)
     origin = ORIGINS["llmservingsim" if device in PERF else "aiconfigurator"]
-    about = (device, stack, origin.repository, origin.licence, date or today())
+    about = (device, stack, origin.repository, origin.licence, today())
     return StackSpec(*about, floor, source, fits), arrays
 
 
@@ -629,7 +628,7 @@ def _messages(op: str, kernels: dict[str, Table]) -> Iterator[Fitted]:
 
 
 def _by_gpus(rows: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    return {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
+    return {int(str(gpus)): part for gpus, part in rows.groupby("gpus")}
 
 
 def _curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:

@@ -14,13 +14,14 @@ from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.storage.child import Progress, default_to_one_thread, mapped, silent
 from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, parse, strict_dataclass
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, load_shipped
+from sarathi_sim.profiler.storage.strict import UserError, did_you_mean, strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes, TimeBySize
 from ...report.section import Section, Table
@@ -111,8 +112,7 @@ class _Claims:
 @cache
 def load_claims() -> dict[str, Claim]:
     """Every claim by id, in the order of the paper."""
-    path = data_dir() / "paper" / "claims.yaml"
-    claims = parse(_Claims, read_mapping(path), path).claims
+    claims = load_shipped(_Claims, "paper/claims.yaml").claims
     return {id: replace(claim, id=id) for id, claim in claims.items()}
 
 
@@ -166,6 +166,10 @@ class ClaimResult:
         }
 
 
+Results = Sequence[ClaimResult]
+"""By claim and then variant."""
+
+
 def evaluate(claim: Claim, lab: Lab) -> ClaimResult:
     """Our value of one claim."""
     control = claim.value(getattr(lab, claim.control)) if claim.control else None
@@ -210,7 +214,7 @@ def gains(results: Iterable[ClaimResult]) -> tuple[list[ClaimResult], Tally]:
     return some, summary(some, lambda r: r.claim.gain_holds(r.ours))
 
 
-def counts_text(results: Sequence[ClaimResult]) -> list[str]:
+def counts_text(results: Results) -> list[str]:
     """The counts in sentences, one per variant; those of claims that no constant was fitted to, in
     either variant, apart."""
     fitted = load_calibration().fitted
@@ -230,7 +234,7 @@ def counts_text(results: Sequence[ClaimResult]) -> list[str]:
 _BOUNDS = {"upper bound": "≤ ", "lower bound": "≥ "}
 
 
-def claim_rows(results: Sequence[ClaimResult], miss: str) -> tuple[list[str], list[list[str]]]:
+def claim_rows(results: Results, miss: str) -> tuple[list[str], list[list[str]]]:
     """The headings and rows of a table of claims, the variants side by side: what was fitted with a
     star, and what is not reproduced in the format ``miss``."""
     by_id: dict[str, list[ClaimResult]] = {}
@@ -254,7 +258,7 @@ def headings(counts: Tally) -> list[str]:
     return [heading for text in texts for heading in (text, "ratio")]
 
 
-def claims_section(results: Sequence[ClaimResult]) -> Section:
+def claims_section(results: Results) -> Section:
     """Every claim beside ours, and the counts."""
     note = (
         "*: fitted. Reproduced: within 15 %, or on the right side of a bound; else in parentheses. "
@@ -388,9 +392,8 @@ def scrutinise(ids: Iterable[str], workers: int = 1) -> dict[str, Scrutiny]:
 @cache
 def load_scrutiny() -> dict[str, Scrutiny]:
     """The findings by claim."""
-    lines = (data_dir() / "paper" / "scrutiny.csv").read_text(encoding="utf-8").splitlines()
-    rows = (line.split(",") for line in lines[1:])
-    return {id: Scrutiny(*map(int, columns)) for id, *columns in rows}
+    table = pd.read_csv(data_dir() / "paper" / "scrutiny.csv")
+    return {id: Scrutiny(*found) for id, *found in table.itertuples(index=False)}
 
 
 CANNOT_FAIL, UNMOVED, NO_GAIN_PASSES, CONTROL_HOLDS = "†", "(†)", "‡", "¶"
@@ -403,7 +406,7 @@ MARKS = (
 """The meaning of a claim's marks."""
 
 
-def marks(results: Sequence[ClaimResult]) -> str:
+def marks(results: Results) -> str:
     """The marks that lower a claim's worth, from its results in the variants."""
     claim = results[0].claim
     found = load_scrutiny()[claim.id]
@@ -424,9 +427,8 @@ def refresh() -> None:
     comment = "".join(line for line in file.open(encoding="utf-8") if line.startswith("#"))
     fits = {name: fit_device(name, fit) for name, fit in load_calibration().devices.items()}
     write_whole(file, comment + dump_yaml(asdict(Calibration(fits))))
-    rows = [(id, *found) for id, found in scrutinise(load_claims(), workers=2).items()]
-    lines = [",".join(map(str, row)) for row in (("id", *Scrutiny._fields), *rows)]
-    write_whole(folder / "scrutiny.csv", "\n".join(lines) + "\n")
+    table = pd.DataFrame(scrutinise(load_claims(), workers=2), Scrutiny._fields).T
+    write_whole(folder / "scrutiny.csv", table.to_csv(index_label="id"))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -32,22 +33,29 @@ from sarathi_sim.simulator.loop.simulation import Replicas, simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 from sarathi_sim.simulator.views.metrics import Analysis
 from ...report import palette
+from ...report.charts import MOST_ROWS, bars, cdf, completions, timelines
 from ...report.draw import files
-from ...report.palette import BLACK, BLUE, KIND_COLOURS, ORANGE, VERMILION
+from ...report.palette import BLACK, BLUE, ORANGE
 from ...report.section import Axis, Chart, Dash, Series
+from ...report.timeline import Window
+from ...results import Tables
+from ..fit.devices import filled
 from ..pages import markdown, update
 from . import gpt3, quantities
-from .claims import ClaimResult, claim_rows, gains, headings, load_claims
+from .claims import Results, claim_rows, gains, headings, load_claims
 from .gpt3 import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
 from .quantities import BATCHES, MAX_BATCH, balanced
 from .variants import Lab
 
 Labs = Sequence[Lab]
 """The predicted one, then the one calibrated to the paper."""
+Described = Mapping[str, Any]
+"""A part of ``data/paper/figures.yaml``."""
 DASHES: tuple[Dash, Dash] = ("-", "--")
 """Of the variants."""
 NOTE = (
-    "Solid or plain: predicted; dashed or hatched: paper-calibrated; black: what the paper states."
+    "Solid or plain: predicted; dashed or hatched: paper-calibrated; "
+    "diamonds: what the paper states."
 )
 
 
@@ -81,13 +89,13 @@ def quantity_charts(name: str, labs: Labs) -> list[Chart]:
 
 
 @cache
-def _described() -> dict[str, Any]:
+def _described() -> Described:
     return read_mapping(data_dir() / "paper" / "figures.yaml")
 
 
-def _filled(panel: Any, values: Mapping[str, Any]) -> Any:
-    """With ``values`` of names in braces, and what follows from them; a value that is such a name
-    keeps its kind. Series ``only`` of another length are left out."""
+def _filled(panel: Described, values: Described) -> Any:
+    """With ``values`` of names in braces, and what follows from them. Series ``only`` of another
+    length are left out."""
     known = dict(values)
     if (length := known.get("length")) is not None:
         known |= {
@@ -97,23 +105,13 @@ def _filled(panel: Any, values: Mapping[str, Any]) -> Any:
         }
         known["rows"] = [f"batch {batch}" for batch in known["batches"]]
     if "rule" in known:
-        known["text"] = RULES[known["rule"]]
+        known["text"] = _described()["rules"][known["rule"]]
 
-    def filled(part: Any) -> Any:
-        if isinstance(part, dict):
-            return {key: filled(each) for key, each in part.items()}
-        if isinstance(part, list):
-            some = (e for e in part if not isinstance(e, dict) or e.get("only", length) == length)
-            return [*map(filled, some)]
-        if not known or not isinstance(part, str):
-            return part
-        whole = part[1:-1] if part.startswith("{") else ""
-        return known[whole] if whole in known else part.format_map(known)
-
-    return filled(panel)
+    series = [one for one in panel["series"] if one.get("only", length) == length]
+    return filled({**panel, "series": series}, known) if known else panel
 
 
-def _chart(panel: Mapping[str, Any], labs: Labs) -> Chart:
+def _chart(panel: Described, labs: Labs) -> Chart:
     level = quantities.ridge(labs[0].a6000) if "level" in panel else None
     note = panel.get("caption", f"{NOTE} {panel.get('note', '')}".strip()).format(level=level)
     series = [one for each in panel["series"] for one in _series(each, labs)]
@@ -121,7 +119,7 @@ def _chart(panel: Mapping[str, Any], labs: Labs) -> Chart:
     return Chart(panel["title"], x, y, series, note, level, panel.get("edge"))
 
 
-def _series(one: Mapping[str, Any], labs: Labs) -> list[Series]:
+def _series(one: Described, labs: Labs) -> list[Series]:
     """``level`` is a value between two ``ends``, ``totals`` are points of a quantity in the second
     variant; what has x and y alone are the paper's points; the others are :func:`_curves`."""
     colour = getattr(palette, one.get("colour", "BLACK"))
@@ -139,24 +137,16 @@ def _series(one: Mapping[str, Any], labs: Labs) -> list[Series]:
         ]
     if "totals" in one:
         quantity, words = getattr(quantities, one["totals"]), one["with"]
-        total, rows = (
-            _values(
-                labs[1],
-                quantity,
-                one["by"],
-                one["at"],
-                words,
-            ),
-            len(one["at"]),
-        )
-        return [Series("points", "total, paper-calibrated", total, np.arange(rows) + one["offset"])]
+        total = _values(labs[1], quantity, one["by"], one["at"], words)
+        rows = np.arange(len(total)) + one["offset"]
+        return [Series("points", "total, paper-calibrated", total, rows)]
     if "y" in one:
         x = [one.get("times", 1) * paper(value) for value in one["x"]]
         return [stated(x, one["y"], colour, one.get("texts", ""))]
     return _curves(one, labs[:1] if one.get("predicted") else labs)
 
 
-def _curves(one: Mapping[str, Any], labs: Labs) -> list[Series]:
+def _curves(one: Described, labs: Labs) -> list[Series]:
     """A quantity, ``curves`` or ``bars`` (each after those of the names before), at values of its
     argument ``by``, for ``each`` name and variant; or the ``gains`` of a chunk by P:D: from 1 to
     200 in even steps of its logarithm, and where the chunk is balanced."""
@@ -192,21 +182,18 @@ def _curves(one: Mapping[str, Any], labs: Labs) -> list[Series]:
 
 
 def _values(
-    lab: Lab, quantity: Callable[..., float], by: str, at: Sequence[Any], words: Mapping[str, Any]
+    lab: Lab, quantity: Callable[..., float], by: str, at: Sequence[Any], words: Described
 ) -> Any:
     return np.array([quantity(lab.a6000, **{by: value}, **words) for value in at])
-
-
-RULES = {"reserve": "reserve: C - (B - 1)", "fill": "fill: C - decodes"}
-"""The paper's way to fill two tiles (section 4.4), and this project's default."""
 
 
 def bubble_schedule(labs: Labs) -> list[Chart]:
     """Four requests on two stages: Orca, where micro-batches differ, and Sarathi."""
     policies = {"Orca": Orca(max_prefills=1), "Sarathi, chunk 256": Sarathi(256)}
     runs = {name: four_requests(labs[0], policy) for name, policy in policies.items()}
-    longest = 1e3 * max(float(run.records.end_s) for run in runs.values())
-    return [_schedule(run, name, longest) for name, run in runs.items()]
+    window = Window(0.0, 1.02 * max(float(run.records.end_s) for run in runs.values()))
+    charts = timelines(runs, window, window, MOST_ROWS, [""] * len(runs))
+    return [_with_names(*each) for each in zip(charts, runs.values(), strict=True)]
 
 
 def four_requests(lab: Lab, policy: Policy) -> Analysis:
@@ -217,60 +204,28 @@ def four_requests(lab: Lab, policy: Policy) -> Analysis:
     scheduler = MicroBatches(policy, **sizes)
     sizes = {"max_tokens": 2048, "max_length": 2048, "max_batch": 4, "num_stages": 2}
     times = BundlePredictor(m.ops, scope="intra_node", **sizes)
-    return Analysis(
-        simulate(
-            requests,
-            Replicas(
-                [scheduler],
-                times,
-                (half, m.layers - half),
-            ),
-        )
-    )
+    return Analysis(simulate(requests, Replicas([scheduler], times, (half, m.layers - half))))
 
 
-def _schedule(analysis: Analysis, title: str, longest: float) -> Chart:
+def _with_names(chart: Chart, analysis: Analysis) -> Chart:
     """Capitals prefill, small letters decode; names that would not fit are left out."""
-    (log,), (split,), rows = analysis.records.replicas, analysis.gaps, analysis.iterations
+    (log,), rows = analysis.records.replicas, analysis.iterations
     members: dict[tuple[int, int], str] = {}
     for request, role, group, first, last in log.spans.tolist():
         name = ("ABCD" if role == PREFILL else "abcd")[request]
         for key in ((group, iteration) for iteration in range(first, last + 1)):
             members[key] = members.get(key, "") + name
     names = np.array([members[key] for key in zip(rows["group"], rows["iteration"], strict=True)])
-    start, finish = 1e3 * split.times.start, 1e3 * split.times.finish
-    shown = np.where(
-        finish - start > 12 * np.char.str_len(names)[:, None],
-        names[:, None],
-        "",
-    )
-    stage, series = np.broadcast_to((0.0, 1.0), start.shape), []
-    for kind, colour in KIND_COLOURS.items():
-        i = np.asarray(rows["kind"]) == kind
-        begun, texts = start[i].ravel(), shown[i].ravel().tolist()
-        places = (finish[i].ravel(), stage[i].ravel())
-        series.append(Series("gantt", kind, *places, colour, start=begun, texts=texts))
-    idle = start - 1e3 * split.bubble
-    places = (start.ravel(), stage.ravel())
-    series.append(
-        Series(
-            "gantt",
-            "bubble",
-            *places,
-            VERMILION,
-            start=idle.ravel(),
-            faint=True,
-        )
-    )
-    along = Axis("time (ms); LLaMA-13B on two A6000s", ends=(0.0, 1.02 * longest))
-    return Chart(title, along, Axis("", rows=("stage 0", "stage 1")), series)
+    series = []
+    for one in chart.series:
+        own = np.tile(names[np.asarray(rows["kind"] == one.name)], log.num_stages)
+        wide = (np.asarray(one.x) - np.asarray(one.start))[: len(own)]
+        texts = np.where(wide > 0.012 * np.char.str_len(own), own, "").tolist()
+        series.append(replace(one, texts=texts))
+    return replace(chart, series=series)
 
 
-LOOKS: dict[str, tuple[str, str, Dash]] = {
-    ORCA: ("Orca TP8 x PP8", VERMILION, "--"),
-    SARATHI: ("Sarathi TP8 x PP8", BLUE, "-"),
-    TP_ONLY: ("Orca TP8, 8 replicas", ORANGE, "-."),
-}
+NAMES = {ORCA: "Orca TP8 x PP8", SARATHI: "Sarathi TP8 x PP8", TP_ONLY: "Orca TP8, 8 replicas"}
 
 
 def pipeline(labs: Labs) -> list[Chart]:
@@ -280,73 +235,43 @@ def pipeline(labs: Labs) -> list[Chart]:
 
 
 def _pipeline(lab: Lab, reading: str) -> tuple[Chart, Chart]:
-    bubbles, completed, ends, medians = list[Series](), list[Series](), {}, {}
-    for scenario, (name, colour, dash) in LOOKS.items():
-        assumed = gpt3.load_readings().readings[reading]
-        records = gpt3.run(lab.machine(*gpt3.GPT3), scenario, assumed)
-        requests = Analysis(records).requests[["finish_s", "bubble_s"]].to_numpy()
-        finish, bubble = np.sort(requests, axis=0).T
-        count = np.arange(1.0, len(finish) + 1)
-        ends[scenario], medians[scenario] = float(finish[-1]), float(np.median(bubble))
-        completed.append(
-            Series(
-                "step",
-                name,
-                finish[::20],
-                count[::20],
-                colour,
-                dash,
-            )
-        )
-        share = (bubble[::20], count[::20] / len(count))
-        bubbles += [] if scenario == TP_ONLY else [Series("step", name, *share, colour, dash)]
-    for scenario, factor in ((ORCA, PAPER.orca_over_sarathi), (TP_ONLY, PAPER.tp_over_sarathi)):
-        completed.append(
-            stated(
-                [factor * ends[SARATHI]],
-                [10_000],
-                LOOKS[scenario][1],
-            )
-        )
+    assumed, tables = gpt3.load_readings().readings[reading], {}
+    for scenario in NAMES:
+        run = Analysis(gpt3.run(lab.machine(*gpt3.GPT3), scenario, assumed))
+        tables[scenario] = Tables(run.requests, run.ledger, None, scenario.partition("_")[0], {})
+    medians = {scenario: table.requests["bubble_s"].median() for scenario, table in tables.items()}
     ratio = medians[ORCA] / medians[SARATHI]
     title = f"reading: {reading}; medians {ratio:.3g}x (the paper: {PAPER.bubble}x)"
-    sizes = (max(0.01, medians[SARATHI] / 20), medians[ORCA] * 4)
-    along = Axis("bubble time of a request (s), log scale", log=True, ends=sizes)
-    up = Axis("share of requests (%)", ends=(0.0, 1.02), shares=True)
-    all_after = ", ".join(f"{LOOKS[key][0]} after {end:,.0f} s" for key, end in ends.items())
-    note = f"{reading}: {all_after}. Points: the paper's 1.91 and 1.48 times Sarathi's time."
-    time, done = Axis("time (s)", ends=(0.0, None)), Axis("requests completed", ends=(0.0, None))
-    return Chart(title, along, up, bubbles), Chart(reading, time, done, completed, note)
+    bubbles = cdf("bubble_s", {NAMES[key]: tables[key] for key in (ORCA, SARATHI)})
+    completed = completions({name: tables[scenario] for scenario, name in NAMES.items()})
+    end, (orca, _, tp_only) = float(tables[SARATHI].requests["finish_s"].max()), completed.series
+    points = [
+        stated([factor * end], [10_000], one.colour)
+        for one, factor in ((orca, PAPER.orca_over_sarathi), (tp_only, PAPER.tp_over_sarathi))
+    ]
+    note = f"{reading}. Points: the paper's 1.91 and 1.48 times Sarathi's time."
+    both = replace(completed, title=reading, series=[*completed.series, *points], caption=note)
+    return replace(bubbles, title=title), both
 
 
 def tornado(effects: Mapping[str, tuple[Ratios, Ratios]], plain: Ratios) -> list[Chart]:
     """The effect of each change (down, up), alone, on the ratios; in percent, by effect."""
     order = sorted(effects, key=lambda name: -abs(effects[name][1][0] / plain[0] - 1))
     titles = ("Orca / Sarathi", "Orca / TP only", "TP only / Sarathi", "median bubble")
-    places, charts = np.arange(len(order), dtype=float), []
+    charts = []
     for column, title in enumerate(titles):
         start, goal = plain[column], PAPER[column]
-        series = [
-            Series("bars", name, np.array([100 * (effects[row][side][column] / start - 1)
-                                           for row in order]), places, colour)
-            for side, name, colour in ((0, "first value", ORANGE), (1, "second value, or on", BLUE))
-        ]  # fmt: skip
+        changes = {
+            name: [100 * (effects[row][side][column] / start - 1) for row in order]
+            for side, name in enumerate(("first value", "second value, or on"))
+        }
         title = f"{title}: {start:.3g} (the paper, dotted: {goal:g})"
-        edge = 100 * (goal / start - 1)
-        along = Axis("change (%)")
-        charts.append(
-            Chart(
-                title,
-                along,
-                Axis("", rows=order),
-                series,
-                edge=edge,
-            )
-        )
+        sized = (title, Axis("change (%)"), order, changes, (ORANGE, BLUE))
+        charts.append(bars(*sized, edge=100 * (goal / start - 1)))
     return charts
 
 
-def claims_table(results: Sequence[ClaimResult]) -> str:
+def claims_table(results: Results) -> str:
     """All claims; misses in bold."""
     header, rows = claim_rows(results, _MISS)
     return markdown("Claims", header, [[f"`{id}`", *cells] for id, *cells in rows])
@@ -355,7 +280,7 @@ def claims_table(results: Sequence[ClaimResult]) -> str:
 _MISS = "**{}**"
 
 
-def gains_table(results: Sequence[ClaimResult]) -> str:
+def gains_table(results: Results) -> str:
     """The gains in throughput less 1, in percent; misses in bold."""
     some, counts = gains(results)
     rows: dict[str, list[str]] = {}
@@ -430,9 +355,7 @@ FIGURES: Sequence[Callable[[Labs], Sequence[Chart]]] = (bubble_schedule, pipelin
 """Those that show runs. A file has its function's name, or that in ``data/paper/figures.yaml``."""
 
 
-def write_gallery(
-    out: Path, labs: Labs, results: Sequence[ClaimResult] | None, progress: Progress
-) -> None:
+def write_gallery(out: Path, labs: Labs, results: Results | None, progress: Progress) -> None:
     """Draw the figures as PNG into a folder; with all claims' ``results``, also tables and the
     readings. ``labs`` are one of each variant, with what they computed for the claims."""
     charts = {each.__name__: each for each in FIGURES}

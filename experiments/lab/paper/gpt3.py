@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, SEND_RECV
-from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.storage.plain_yaml import load_shipped
+from sarathi_sim.profiler.storage.strict import strict_dataclass
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.op_times.op_times import OpTimes, PairTimes
@@ -69,8 +68,7 @@ class Readings:
 @cache
 def load_readings() -> Readings:
     """All readings and changes by name."""
-    path = data_dir() / "paper" / "readings.yaml"
-    return parse(Readings, read_mapping(path), path)
+    return load_shipped(Readings, "paper/readings.yaml")
 
 
 class Ratios(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase, RequestLevel
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
-from sarathi_sim.profiler.facts.ops import GEMMS, GemmShape
+from sarathi_sim.profiler.facts.ops import GEMMS
 from sarathi_sim.simulator.load.engine_memory import kv_capacity_tokens, max_batch, stage_layers
 from ...run.machine import Machine, Throughput
 from .gpt3 import outcome
@@ -45,14 +45,9 @@ def iteration_growth(m: Machine, before: int, after: int) -> float:
     return 100 * (iteration_ms(m, prompt=after) / iteration_ms(m, prompt=before) - 1)
 
 
-def prefill_token_ms(m: Machine) -> float:
-    """Milliseconds a token of a prompt of 1024."""
-    return iteration_ms(m, prompt=LENGTH) / LENGTH
-
-
-def decode_token_ms(m: Machine, batch: int) -> float:
-    """Milliseconds a decode, in a batch of decodes alone."""
-    return iteration_ms(m, decodes=batch, context=LENGTH) / batch
+def token_ms(m: Machine, prompt: int = 0, decodes: int = 0) -> float:
+    """Milliseconds a token of a prompt alone, or a decode in a batch of decodes alone."""
+    return iteration_ms(m, "total", prompt, decodes, LENGTH) / (prompt or decodes)
 
 
 def piggybacked_token_ms(m: Machine, prompt: int, decodes: int) -> float:
@@ -63,7 +58,7 @@ def piggybacked_token_ms(m: Machine, prompt: int, decodes: int) -> float:
 
 def piggybacked_decode_gain(m: Machine, batch: int, prompt: int, decodes: int) -> float:
     """Time of a decode in a batch of decodes / time that a piggybacked decode adds to a prompt."""
-    return decode_token_ms(m, batch) / piggybacked_token_ms(m, prompt, decodes)
+    return token_ms(m, decodes=batch) / piggybacked_token_ms(m, prompt, decodes)
 
 
 def decode_cost(m: Machine, batch: int) -> float:
@@ -116,7 +111,7 @@ def prefill_share(m: Machine, tokens: int) -> float:
 
 def decode_scaling(m: Machine, batch: int) -> float:
     """Decode throughput at ``batch`` / at batch 1, of the whole model."""
-    return decode_token_ms(m, 1) / decode_token_ms(m, batch)
+    return token_ms(m, decodes=1) / token_ms(m, decodes=batch)
 
 
 def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
@@ -132,13 +127,11 @@ def saturated(m: Machine, phase: Phase) -> float:
 
 
 def intensity(m: Machine, op: str, new: int, batch: int) -> float:
-    """FLOPs a byte of a GEMM or of attention, for ``new`` tokens of each sequence of a batch."""
-    gemms = m.ops.model.gemms(1)
-    return gemm_intensity(gemms[op], batch * new) if op in gemms else attention_intensity(m, new)
-
-
-def gemm_intensity(shape: GemmShape, rows: int) -> float:
-    """FLOPs a byte: fp16, each tensor moved once."""
+    """FLOPs a byte of a GEMM (fp16, each tensor moved once) or of attention, for ``new`` tokens of
+    each sequence of a batch."""
+    if (shape := m.ops.model.gemms(1).get(op)) is None:
+        return attention_intensity(m, new)
+    rows = batch * new
     moved = 2 * (rows * shape.k + shape.k * shape.n + rows * shape.n)
     return 2 * rows * shape.k * shape.n / moved
 
@@ -332,9 +325,6 @@ def extreme_reduction(m: Machine, ops: str, which: Extreme) -> float:
         for length, batches in BATCHES.items()
         for batch in batches
     )
-
-
-CHUNKS = (64, 128, 192, 256, 320, 384, 448, 512)
 
 
 def chunk_overhead(m: Machine, chunk: int, part: Part = "total", length: int = LENGTH) -> float:

@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import GEMMS, LAYER_GEMMS
 from sarathi_sim.profiler.physics.shard_times import DeviceTimes
-from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.storage.plain_yaml import load_shipped
+from sarathi_sim.profiler.storage.strict import strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes, Scaled, TimeBySize
@@ -79,8 +78,7 @@ class Calibration:
 @cache
 def load_calibration() -> Calibration:
     """The shipped fit to the paper."""
-    path = data_dir() / "paper" / "calibration.yaml"
-    return parse(Calibration, read_mapping(path), path)
+    return load_shipped(Calibration, "paper/calibration.yaml")
 
 
 class Lab:
@@ -151,15 +149,15 @@ def _gemm_s(c: Constants, p: float, time: TimeBySize, rows: ArrayLike) -> Floats
 
 def untiled(ops: OpTimes) -> OpTimes:
     """Op times whose GEMMs grow evenly from one whole tile to the next, without its step."""
-    return with_rows(ops, _between_tiles, LAYER_GEMMS)
 
+    def between_tiles(time: TimeBySize, rows: ArrayLike) -> Floats:
+        rows = np.asarray(rows, np.float64)
+        below = np.maximum(TILE, np.floor(rows / TILE) * TILE)
+        part = (rows - below) / TILE
+        between = (1 - part) * time(below) + part * time(below + TILE)
+        return np.where(rows <= TILE, time(rows), between)
 
-def _between_tiles(time: TimeBySize, rows: ArrayLike) -> Floats:
-    rows = np.asarray(rows, np.float64)
-    below = np.maximum(TILE, np.floor(rows / TILE) * TILE)
-    part = (rows - below) / TILE
-    between = (1 - part) * time(below) + part * time(below + TILE)
-    return np.where(rows <= TILE, time(rows), between)
+    return with_rows(ops, between_tiles, LAYER_GEMMS)
 
 
 def with_rows(

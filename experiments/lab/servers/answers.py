@@ -14,6 +14,8 @@ from .errors import DRAFTED, TOO_WIDE
 from .host import BASE, ONE_MODEL_OUT
 from .rows import METRICS, SCORED
 
+Content = Mapping[str, Any]
+"""What a command prints with ``--json``, or a part of it."""
 KINDS = {"dense models": "class dense", "mixtures of experts": "class mixture of experts"}
 """Their groups: rows without flags."""
 _ERRORS = (
@@ -33,7 +35,7 @@ _CONSTANTS = {
 """A constant's factor, digits and heading."""
 
 
-def servers_answer(content: Mapping[str, Any]) -> Section:
+def servers_answer(content: Content) -> Section:
     """Of what a score of servers prints with ``--json``, or one of MLPerf's runs."""
     if "mlperf" in content:
         return _mlperf_answer(content)
@@ -79,13 +81,11 @@ def _percent(share: float | None, half_width: float | None = None) -> str:
     return "" if share is None else f"{share:.0f}{known} %"
 
 
-def _errors_table(
-    title: str, rows: Iterable[tuple[str, Mapping[str, Any]]], columns: Sequence[str]
-) -> Table:
+def _errors_table(title: str, rows: Iterable[tuple[str, Content]], columns: Sequence[str]) -> Table:
     """A row for each group that holds rows. A column is ``METRIC``, ``METRIC in band``, or
     ``METRIC, PART``: a key of the group's, or of the metric's."""
 
-    def cell(group: Mapping[str, Any], column: str) -> str:
+    def cell(group: Content, column: str) -> str:
         metric, _, part = column.lower().partition(", ")
         one = group.get(part, group).get(metric.removesuffix(" in band"))
         if one is None:
@@ -102,8 +102,8 @@ def _errors_table(
 
 
 def _tables(
-    content: Mapping[str, Any],
-) -> Iterator[tuple[str, Iterable[tuple[str, Mapping[str, Any]]], Sequence[str]]]:
+    content: Content,
+) -> Iterator[tuple[str, Iterable[tuple[str, Content]], Sequence[str]]]:
     """Title, groups and columns of each table of errors, that of all groups first."""
     groups, variants = content["groups"], content.get("variants", {})
     zero, peers = variants.get(BASE, {}), content.get("peers", {}).items()
@@ -138,7 +138,7 @@ def _tables(
         yield f"Errors beside {Path(path).name}", peer["groups"].items(), columns
 
 
-def _mlperf_answer(content: Mapping[str, Any]) -> Section:
+def _mlperf_answer(content: Content) -> Section:
     said, runs = content["mlperf"], content["runs"]
     stopped, proven = said["stopped_at_a_limit"], said["proven"]
     columns = {f"{m}_ms_{s}": f"{m.upper()} {s}" for m in METRICS for s in ("mean", "p99")}
@@ -225,8 +225,6 @@ _VALIDATED = {
     "the same from the profile of single ops": ("isolated", "makespan_error"),
     "the same with the launch of each layer": ("launched", "makespan_error"),
     "whole: throughput error": ("throughput_error",),
-    "whole: TTFT error, mean": ("ttft_error",),
-    "whole: TPOT error, mean": ("tpot_error",),
     "whole: total bubble error": ("bubble_error",),
     "whole: TTFT error, median": ("calibrated", "ttft_p50_error"),
     "replay of measured times: makespan error": ("replay", "makespan_error"),
@@ -235,7 +233,7 @@ _VALIDATED = {
 }
 
 
-def validation_answer(result: Mapping[str, Any]) -> Section:
+def validation_answer(result: Content) -> Section:
     """Of ``validation.json``: the cells side by side, and what was missed or cannot be said."""
     cells, repeats = result["cells"], result["repeats"]
     fewest = result["gates"]["fewest_repeats"]
@@ -280,7 +278,7 @@ def validation_answer(result: Mapping[str, Any]) -> Section:
     )
 
 
-def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _cell_text(cell: Content, keys: Sequence[str]) -> str:
     node: Any = cell
     for key in keys:
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -293,7 +291,7 @@ def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
     return f"{node:.0%}" if keys in (("parity",), ("op_share",)) else f"{node:.1%}"
 
 
-def accuracy_answer(content: Mapping[str, Any]) -> Section:
+def accuracy_answer(content: Content) -> Section:
     """Of what ``accuracy --json`` prints."""
     scores, classes = content["scores"], content["classes"]
     judged = [score["met"] for score in scores if score["met"] is not None]
@@ -317,7 +315,7 @@ def accuracy_answer(content: Mapping[str, Any]) -> Section:
     )
 
 
-def scores_table(scores: Iterable[Mapping[str, Any]]) -> Table:
+def scores_table(scores: Iterable[Content]) -> Table:
     """A row a score, with its aim beside it, and why it misses one."""
     rows = []
     for score in scores:

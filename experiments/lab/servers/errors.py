@@ -13,7 +13,7 @@ import pandas as pd
 
 from sarathi_sim.profiler.bundle.tables import as_numbers, read_cells
 from sarathi_sim.profiler.storage.strict import UserError
-from .rows import METRICS, SCORED, Measured, ServerTimes
+from .rows import METRICS, SCORED, Measured, Predictions, ServerTimes
 from .scenarios import measured_cold, server_of
 
 WIDEST = 0.6
@@ -41,29 +41,23 @@ def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, l
     """Rows by group: those without flags and drafts by :data:`GROUPS`, and by memory if any is of
     the ids whose KV cache was ``full`` (where requests wait for memory, TTFT is a matter of its
     size); the others are ``flagged`` or ``with drafts``, and nowhere else."""
-    found: dict[tuple[str, str], list[Measured]] = {("all", ""): []}
+    found: dict[tuple[int, int, str], list[Measured]] = {(0, 0, "all"): []}
+    order = [*GROUPS, DRAFTED, FLAGGED]
     for row in rows:
         names = [(word, which) for word, of in GROUPS.items() if (which := of(row)) is not None]
         names += [("memory", "full" if row.id in full else "not full")] if full else []
         if row.flags or row.drafts:
             names = [(FLAGGED if row.flags else DRAFTED, "")]
-        for name in names:
-            found.setdefault(name, []).append(row)
-    order = [*GROUPS, DRAFTED, FLAGGED]
-
-    def place(name: tuple[str, str]) -> tuple[int, int, str]:
-        word, which = name
-        return order.index(word), len(which) * (word == "concurrency"), which
-
-    return {" ".join(filter(None, name)): found[name] for name in sorted(found, key=place)}
+        for word, which in names:
+            place = order.index(word), len(which) * (word == "concurrency")
+            found.setdefault((*place, f"{word} {which}".rstrip()), []).append(row)
+    return {place[-1]: found[place] for place in sorted(found)}
 
 
 Errors = dict[str, float | None]
 
 
-def errors(
-    rows: Iterable[Measured], predictions: Mapping[str, ServerTimes], metric: str
-) -> Errors | None:
+def errors(rows: Iterable[Measured], predictions: Predictions, metric: str) -> Errors | None:
     """Of the rows where one of :data:`SCORED` was measured and predicted, in percent of what was
     measured; None where there is no such row.
 
@@ -140,9 +134,7 @@ def short_reason(message: str) -> str:
     return _VALUE.sub("", text, count=1).partition(";")[0]
 
 
-def of_groups(
-    groups: Mapping[str, Sequence[Measured]], predictions: Mapping[str, ServerTimes]
-) -> dict[str, Any]:
+def of_groups(groups: Mapping[str, Sequence[Measured]], predictions: Predictions) -> dict[str, Any]:
     """Answered rows and errors of each group."""
     return {
         name: {"n": sum(row.id in predictions for row in group), **of_group(group, predictions)}
@@ -150,15 +142,13 @@ def of_groups(
     }
 
 
-def of_group(
-    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]
-) -> dict[str, Errors | None]:
+def of_group(rows: Sequence[Measured], predictions: Predictions) -> dict[str, Errors | None]:
     """Errors by metric; None where no row has a prediction, or was measured for it."""
     return {metric: errors(rows, predictions, metric) for metric in SCORED}
 
 
 def predictions_table(
-    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], refused: Mapping[str, str]
+    rows: Sequence[Measured], predictions: Predictions, refused: Mapping[str, str]
 ) -> pd.DataFrame:
     """A row for each measured one, in their order; those that could not be read come last."""
     by_id, table = {row.id: row for row in rows}, []

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, load_shipped
+from sarathi_sim.profiler.storage.strict import strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from ...config.inputs import HostConstants, HostTimes, StackErrors, host_times
 from .errors import errors
-from .rows import METRICS, Measured, ServerTimes
+from .rows import METRICS, Measured, Predictions, ServerTimes
 from .runs import Draws, stack_sigma, with_bands
 from .scenarios import campaign_of, mean_prompt, measured_cold, server_of, stack_of
 
@@ -93,8 +93,7 @@ class Folds:
 @cache
 def shipped_folds(mixtures: bool = False) -> list[Fold]:
     """Of dense models, or of ``mixtures`` of experts."""
-    path = data_dir() / "lab" / f"{_FILES[mixtures]}_folds.yaml"
-    return parse(Folds, read_mapping(path), path).folds
+    return load_shipped(Folds, f"lab/{_FILES[mixtures]}_folds.yaml").folds
 
 
 def fitted_without(row: Measured) -> Fold:
@@ -248,7 +247,7 @@ class Slopes:
         sigmas = (stack_sigma(of, [one[m] for one in known], INSIDE) for of, m in errors)
         return StackErrors(*(round(sigma, 4) for sigma in sigmas))
 
-    def fold(self, which: Ints, predictions: Mapping[str, ServerTimes], out: Ints) -> Fold:
+    def fold(self, which: Ints, predictions: Predictions, out: Ints) -> Fold:
         """The constants of every stack and engine, fitted to the rows ``which`` without those
         ``out``, and the errors of ``predictions``."""
         rows, settled = self.rows, self.settled(which)
@@ -268,7 +267,7 @@ def _rounded(values: Iterable[float]) -> HostConstants:
 
 def slopes(
     rows: Sequence[Measured],
-    simulated: Mapping[str, Mapping[str, ServerTimes]],
+    simulated: Mapping[str, Predictions],
     draws: Draws,
     limits: HostTimes,
     mixtures: bool = False,
@@ -350,7 +349,7 @@ class HostFit:
             write_whole(path, dump_yaml(asdict(content), width=96))
 
 
-def host_fit(linear: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str) -> HostFit:
+def host_fit(linear: Slopes, fits: Mapping[str, Predictions], file: str) -> HostFit:
     """The constants to ship. Errors of servers among those fitted to are cross-validated ones, any
     other's those of GPUs left out."""
     rows, crossed = linear.rows, fits[CROSS_VALIDATED]

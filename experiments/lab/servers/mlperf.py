@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 from itertools import chain
@@ -22,14 +21,16 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, Json
 
 from sarathi_sim.profiler.bundle.tables import read_cells
-from sarathi_sim.profiler.facts.formats import Stack, WeightDtype
+from sarathi_sim.profiler.facts.formats import Stack
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, OPS, PREFILL
 from sarathi_sim.profiler.kernels.borrowed import LENT_PCT
 from sarathi_sim.profiler.storage.child import Progress, Say
-from sarathi_sim.profiler.storage.files import data_dir, write_whole
-from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, load_shipped
+from sarathi_sim.profiler.storage.strict import UserError, strict_dataclass
 from sarathi_sim.simulator.confidence.bands import UNKNOWN, covering_width
+from sarathi_sim.simulator.confidence.op_errors import NORMAL_90
+from sarathi_sim.simulator.load.engine_memory import STACK_SHARES
 from sarathi_sim.simulator.load.trace import Trace
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.loop.routers import Router
@@ -45,8 +46,10 @@ from ...config.loading import check_scenario
 from ...run.uncertainty import CapacityDiscrepancy
 from ...sweeps.backends import Backend
 from ...sweeps.plan import SharedRequests
+from ..fit.devices import today
 from .rows import METRICS, Name, Positive, present, read_tables
-from .runs import NORMAL_90, Bench, bench
+from .runs import Bench, bench
+from .scenarios import DTYPES, Settings
 
 T = TypeVar("T")
 LATENCIES = {f"{m}_ms_{s}": (f"{m}_s", s) for m in METRICS for s in ("mean", "p99")}
@@ -108,10 +111,8 @@ TRTLLM = "1.0"
 #: A setting of the PyTorch backend; the other runs are TensorRT engines.
 PYTORCH = "cuda_graph_padding_enabled"
 ENGINES: dict[str, Stack] = {"TensorRT-LLM": "trtllm", "vLLM": "vllm"}
-MEMORY: dict[Stack, str] = {"trtllm": "free_gpu_memory_fraction", "vllm": "gpu_memory_utilization"}
 #: NVIDIA's harness (``closed/NVIDIA/code/llmlib``) looks at replicas' requests in Server only.
 ROUTERS: dict[str, Router] = {"Server": "least_requests", "Interactive": "round_robin"}
-FORMATS: dict[str, WeightDtype] = {"fp8": "fp8", "fp4": "nvfp4"}
 
 
 class MlperfRun(BaseModel):
@@ -241,8 +242,7 @@ class MlperfHost:
 @lru_cache(maxsize=1)
 def mlperf_host() -> MlperfHost:
     """The shipped constants."""
-    path = data_dir() / "mlperf_host.yaml"
-    return parse(MlperfHost, read_mapping(path), path)
+    return load_shipped(MlperfHost, "mlperf_host.yaml")
 
 
 def gaps_ns(seed: int, rate: float, count: int) -> Ints:
@@ -316,7 +316,7 @@ def _task(run: MlperfRun) -> MlperfTask:
     return TASKS[run.model]
 
 
-def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
+def scenario_of(run: MlperfRun, trace: Path) -> Settings:
     """The run as a configuration has it, with its requests in the file ``trace``; client and engine
     share a process, so there is no front end. Raises UserError for what is not modelled."""
     task, replicas = _task(run), run.replicas
@@ -325,7 +325,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
             raise UserError(f"{key} {value}: has no tables; there: {', '.join(known)}")
     stack, flags = ENGINES[run.engine], run.other_flags
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
-    layout: dict[str, Any] = {"tp": run.tp}
+    layout: Settings = {"tp": run.tp}
     if stack == "vllm":
         settings = {
             "version": version,
@@ -360,7 +360,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         "model": task.model,
         "device": DEVICES[run.gpu],
         "stack": stack if version is None else f"{stack}@{version}",
-        "dtype": FORMATS[run.measurement_weight_type],
+        "dtype": DTYPES[run.measurement_weight_type],
         "kv_cache_dtype": "bf16" if run.kv_precision == "auto" else "fp8",
         "cluster": present(pp=run.pp, replicas=replicas, **placed, **layout),
         "workload": {
@@ -369,7 +369,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> dict[str, Any]:
         },
         "policy": {"name": stack, **present(**settings)},
         "kv_cache": present(
-            **{MEMORY[stack]: run.kv_free_gpu_mem_fraction},
+            **{STACK_SHARES[stack]: run.kv_free_gpu_mem_fraction},
             block_size=run.tokens_per_block or flags.get("block-size"),
             prefix_caching=False,
         ),
@@ -732,16 +732,11 @@ def _predicted(option: LoadGenOption) -> Search[PredictedRun]:
     return PredictedRun(numbers, "ttft" if "ttft" in worst else "tpot")
 
 
-def recorded() -> pd.DataFrame:
-    """The table that the shipped constants were fitted to."""
-    return pd.read_csv(data_dir() / "lab" / CAPACITIES)
-
-
 def half_widths(rows: pd.DataFrame) -> dict[str, float]:
     """The half-widths that cover 90 % of further runs (:func:`covering_width`): for dense models
     from their rows; for mixtures of experts, of which there are too few, from all."""
     errors = np.abs(_log_errors(rows))
-    dense = np.array([not is_mixture(cell) for cell in rows["cell"]], bool)
+    dense = ~rows["cell"].map(is_mixture).to_numpy(bool)
     groups = {"dense": errors[dense], "mixture": errors}
     return {name: covering_width(of, UNKNOWN) for name, of in groups.items()}
 
@@ -760,7 +755,7 @@ def fitted_error(rows: pd.DataFrame) -> CapacityDiscrepancy:
     dense = sum(not is_mixture(cell) for cell in rows["cell"])
     return CapacityDiscrepancy(
         f"{len(rows)} runs of MLPerf Inference that stopped at a limit, {dense} of dense models",
-        datetime.now(UTC).date().isoformat(),
+        today(),
         half_widths(rows),
         sum(within_error(rows)),
     )

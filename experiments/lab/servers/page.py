@@ -9,28 +9,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from sarathi_sim.profiler.storage.files import write_whole
 from ...results import SUMMARY
 from ..pages import markdown, update
-from .answers import KINDS, servers_answer
+from .answers import KINDS, Content, servers_answer
 
 DENSE, MIXTURES = KINDS
-OTHERS = (
-    ("AISimulate (its own mixtures of experts)", "other rows", "76.7", "28.4"),
-    ("AISimulate 0.13 (its own 1,135 rows)", "other rows", "43.7", "24.3"),
-    ("LLMServingSim (its own runs)", "other rows", "not found", "not found"),
-    ("BLIS (its own runs)", "other rows", "not found", "not found"),
-)
-"""Errors that other simulators state: means on data sets of their own, where a number is known."""
 _APART = {DENSE: ("class ", "mode ", "model "), MIXTURES: ("class ", "mode ")}
 """Groupings that the page leaves out: they have a single group, or too many."""
 
 
-def tables(content: Mapping[str, Any]) -> str:
+def tables(content: Content) -> str:
     """The tables of a score as Markdown, each under its title and the kind of its models."""
     section, found = servers_answer(content), []
     grids = section.tables
@@ -39,13 +30,11 @@ def tables(content: Mapping[str, Any]) -> str:
     kind = DENSE if content["groups"].get(KINDS[DENSE], {"n": 0})["n"] else MIXTURES
     for grid in grids:
         title = grid.title if kind in grid.title else f"{grid.title}, {kind}"
-        rows = list(grid.rows)
+        rows = grid.rows
         if grid is section.tables[0]:
             rows = [row for row in rows if not row[0].startswith(_APART[kind])]
         if title.startswith("Errors beside"):
             rows = [row for row in rows if row[0].startswith("model ")]
-        if title == f"League, {DENSE}":
-            rows += OTHERS
         shown = [n for n, heading in enumerate(grid.headings) if not heading.endswith("p90")]
         cells = ([row[n] for n in shown] for row in rows)
         found.append(markdown(title, [grid.headings[n] for n in shown], cells))

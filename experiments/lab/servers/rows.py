@@ -211,6 +211,10 @@ class ServerTimes:
         return value
 
 
+Predictions = Mapping[str, ServerTimes]
+"""By the row's id."""
+
+
 def present(**values: Any) -> dict[str, Any]:
     """Those that are not None."""
     return {key: value for key, value in values.items() if value is not None}

@@ -7,7 +7,6 @@ other servers were off. Rows with a full KV cache are simulated again under join
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from sarathi_sim.profiler.facts.ops import MOE
 from sarathi_sim.profiler.storage.child import Progress, Say
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.bands import UNKNOWN
+from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, standard_normals
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
@@ -33,13 +33,13 @@ from ...sweeps.backends import Backend
 from ...sweeps.execute import Report, execute
 from ...sweeps.plan import Run, SharedRequests, SweepPlan, run_key
 from ...sweeps.store import Store
-from .rows import METRICS, SCORED, Measured, ServerTimes
+from .rows import METRICS, SCORED, Measured, Predictions, ServerTimes
+from .scenarios import Settings
 
 DRAWS = 512
 """Joint draws: the ends of a 90 % band are then accurate to about a twentieth of its width."""
 REDRAWS = 8
 """Simulations of each row with a full KV cache: pairs of draws with opposite signs."""
-NORMAL_90 = 1.645
 HOST = "host"
 HOST_SIGMA = float(np.log(2)) / NORMAL_90
 """The 90 % half-width of the host's time: a factor of two. Assumed."""
@@ -120,7 +120,7 @@ class RowOutcome:
 
 Outcomes = dict[str, RowOutcome]
 """By the row's id."""
-Variant = Callable[[Measured], dict[str, Any] | None]
+Variant = Callable[[Measured], Settings | None]
 """The scenario of a row; None if it is not simulated. Raises UserError, as ``scenario_of``."""
 
 
@@ -197,8 +197,8 @@ def simulate_rows(
             (),
         )
         execute(sweep, at.store, at.backend, at.progress, report, at.say)
-    failures = ((id, report.failures.get(run.key)) for (_, id), (run, _) in planned.items())
-    refused |= {id: failure for id, failure in failures if failure is not None}
+    failed = ((id, run.key) for (_, id), (run, _) in planned.items() if run.key in report.failures)
+    refused |= {id: report.failures[key] for id, key in failed}
     found: dict[str, Outcomes] = {name: {} for name in variants}
     for (name, id), (run, shares) in planned.items():
         if id not in refused:
@@ -238,9 +238,7 @@ def redrawn(
     return found
 
 
-def draw(
-    scenario: dict[str, Any] | None, outcome: RowOutcome, number: int
-) -> dict[str, Any] | None:
+def draw(scenario: Settings | None, outcome: RowOutcome, number: int) -> Settings | None:
     """A scenario under one draw of op errors, host time and KV blocks."""
     if scenario is None:
         return None
@@ -272,8 +270,7 @@ def draws(ops: OpShares) -> dict[str, Floats]:
 @lru_cache(maxsize=256)
 def normals(name: str) -> Floats:
     """The draws for ``name``, the same in every call: pairs of opposite sign."""
-    half = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS // 2)
-    return np.concatenate([half, -half])
+    return np.asarray(standard_normals(name, DRAWS)[0])
 
 
 def stack_sigma(off: Floats, op_draws: Sequence[Floats], share: float = 0.9) -> float:
@@ -301,7 +298,7 @@ def _covered(off: Floats, op_draws: Sequence[Floats], sigma: float) -> float:
 
 def with_bands(
     rows: Iterable[Measured],
-    predictions: Mapping[str, ServerTimes],
+    predictions: Predictions,
     op_draws: Draws,
     sigma_of: Mapping[str, Mapping[str, float]],
 ) -> dict[str, ServerTimes]:

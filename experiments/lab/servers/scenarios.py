@@ -17,9 +17,8 @@ from sarathi_sim.policies.request import release_of
 from sarathi_sim.profiler.facts.device import DeviceSpec, engine_facts, load_device, memory_class
 from sarathi_sim.profiler.facts.formats import STACKS
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.storage.files import data_dir
-from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.profiler.storage.strict import UserError, parse, strict_dataclass
+from sarathi_sim.profiler.storage.plain_yaml import load_shipped
+from sarathi_sim.profiler.storage.strict import UserError, strict_dataclass
 from sarathi_sim.simulator.load.acceptance import golden_length
 from sarathi_sim.simulator.load.engine_memory import SHARES
 from ...capacity.options import router_of_ranks
@@ -104,8 +103,7 @@ class LaunchScripts:
 @lru_cache(maxsize=1)
 def launch_scripts() -> LaunchScripts:
     """The shipped file. Raises SpecError if it is damaged."""
-    path = data_dir() / "serving" / "launch_scripts.yaml"
-    return parse(LaunchScripts, read_mapping(path), path)
+    return load_shipped(LaunchScripts, "serving/launch_scripts.yaml")
 
 
 def mixture(row: Measured) -> bool:

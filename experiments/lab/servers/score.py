@@ -15,12 +15,11 @@ from ...config.inputs import HostConstants, host_times
 from ...sweeps.backends import Backend
 from . import errors, host, runs
 from .host import APART, BASE, SCHEMES, HostFit, fitting
-from .rows import Measured, ServerTimes, read_servers
+from .rows import Measured, Predictions, ServerTimes, read_servers
 from .runs import Variant, with_bands
-from .scenarios import campaign_of, scenario_of
+from .scenarios import Settings, campaign_of, scenario_of
 
 FITTED = "fitted"
-Predictions = Mapping[str, ServerTimes]
 KINDS = {True: "dense", False: "mixtures"}
 """By a row's ``dense``."""
 _CONTENT = {True: "", False: "_of_mixtures"}
@@ -158,7 +157,7 @@ def _variants(fit: bool) -> dict[str, Variant]:
             return host.fitted_without(row).of(row)[0] if shipped else None
         return fixed[name] if name == BASE or fitting(row, not row.dense) else None
 
-    def described(name: str, apart: bool, row: Measured) -> dict[str, Any] | None:
+    def described(name: str, apart: bool, row: Measured) -> Settings | None:
         known = None if apart and not campaign_of(row) else constants(name, row)
         return None if known is None else scenario_of(row, known, apart)
 

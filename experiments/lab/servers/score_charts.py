@@ -9,12 +9,12 @@ import numpy as np
 
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metrics import Analysis
-from ...report.charts import MOST_ROWS, timelines
+from ...report.charts import MOST_ROWS, bars, timelines
 from ...report.palette import BLACK, BLUE, GREEN, GREY, KIND_COLOURS, ORANGE, line_styles
 from ...report.section import Axis, Chart, Series
 from ...report.timeline import Window
 from .mlperf import BOUND, CAPACITY, ScoredMlperf
-from .rows import Measured, ServerTimes
+from .rows import METRICS, Measured, Predictions
 from .score import ScoredRows
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def score_charts(found: ScoredRows | ScoredMlperf) -> dict[str, list[Chart]]:
     return {"measured_predicted": list(_measured_predicted(rows, found.best))} if rows else {}
 
 
-def _measured_predicted(
-    rows: Sequence[Measured], best: Mapping[str, ServerTimes]
-) -> Iterable[Chart]:
+def _measured_predicted(rows: Sequence[Measured], best: Predictions) -> Iterable[Chart]:
     """A chart a metric, a point a row, a colour an engine."""
     engines = dict(zip(sorted({row.backend for row in rows}), line_styles(), strict=False))
     for metric, name in _NAMES.items():
@@ -66,14 +64,10 @@ def _measured_predicted(
 def median_errors(groups: Mapping[str, Any]) -> list[Chart]:
     """Bars of the median error of each group of rows; none without a group."""
     some = dict([(name, one) for name, one in groups.items() if one["n"]][:_MOST_GROUPS])
-    places = np.arange(len(some), dtype=float)
-    series = [
-        Series("bars", metric.upper(), np.array([o[metric]["median"] for o in some.values()]),
-               places, colour)
-        for metric, colour in (("ttft", BLUE), ("tpot", ORANGE))
-    ]  # fmt: skip
-    rows = Axis("", rows=[*some])
-    return [Chart("Median error by group", Axis("error (%)"), rows, series)] if some else []
+    medians = {m.upper(): [one[m]["median"] for one in some.values()] for m in METRICS}
+    colours = (BLUE, ORANGE)
+    chart = bars("Median error by group", Axis("error (%)"), [*some], medians, colours)
+    return [chart] if some else []
 
 
 def audited_capacities(found: ScoredMlperf) -> Chart:

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from sarathi_sim.profiler.facts.device import engine_facts, load_device, memory_class
 from sarathi_sim.profiler.facts.formats import KV_BYTES, WEIGHT_BYTES, NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.storage.files import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.load.engine_memory import (
     STACK_SHARES,
@@ -32,24 +35,7 @@ from .rows import read_whole
 from .scenarios import VLLM_LIMITS, sglang_memory
 
 BLOCK = 16
-#: Shipped models of a line's checkpoint: the same sizes under another name.
-_SAME = {
-    "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": "llama-3.3-70b",
-    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
-    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "llama-4-scout",
-    "zai-org/GLM-5.1-FP8": "glm-5",
-    "moonshotai/Kimi-K2-Thinking": "kimi-k2.5",
-}
-#: Layers, hidden size, heads, KV heads, FFN and vocabulary of dense models that are not shipped
-#: (their config.json).
-_SIZES = {
-    "mistralai/Mistral-Nemo-Instruct-2407": (40, 5120, 32, 8, 14336, 131072),
-    "01-ai/Yi-34B": (60, 7168, 56, 8, 20480, 64000),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": (48, 5120, 40, 8, 13824, 152064),
-}
-_HEAD_DIM = 128
-#: Versions of lines that state none, by what their note says.
-_DATED = {"2026-01-26": "0.14", "0.8 to 0.11": "0.10", "between 0.11.0 and": "0.11"}
+_KNOWN: dict[str, Any] = read_mapping(data_dir() / "lab" / "startup_lines.yaml")
 _UNITS = {"tokens": BLOCK, "blocks of 16": 1}
 _OF_SGLANG = ("chunked_prefill_size", "max_running_requests", "mem_fraction_static")
 
@@ -77,7 +63,7 @@ class StartupLine(BaseModel):
     @property
     def release(self) -> str:
         """The engine's version: as stated, or as the note dates it."""
-        dated = (version for words, version in _DATED.items() if words in self.note)
+        dated = (version for words, version in _KNOWN["dated"].items() if words in self.note)
         return self.version or next(dated, "")
 
     @cached_property
@@ -123,14 +109,11 @@ class StartupLine(BaseModel):
 
 
 def _model(name: str) -> ModelSpec:
-    if (sizes := _SIZES.get(name)) is None:
-        return load_model(_SAME.get(name, name))
-    layers, hidden, heads, kv_heads, ffn, vocab = sizes
-    return ModelSpec(
-        name=name.rpartition("/")[2].lower(), num_layers=layers, hidden_size=hidden,
-        num_heads=heads, num_kv_heads=kv_heads, head_dim=_HEAD_DIM, ffn_hidden_size=ffn,
-        gated_ffn=True, vocab_size=vocab, tied_embeddings=False, max_position_embeddings=131072,
-    )  # fmt: skip
+    if (sizes := _KNOWN["sizes"].get(name)) is None:
+        return load_model(_KNOWN["same"].get(name, name))
+    usual: dict[str, Any] = {"head_dim": 128, "gated_ffn": True, "tied_embeddings": False}
+    usual["max_position_embeddings"] = 131072
+    return ModelSpec(name=name.rpartition("/")[2].lower(), **sizes, **usual)
 
 
 _HEADINGS = ("server", "measured", "ours", "difference", *("weights", "peak", "outside", "KV"))

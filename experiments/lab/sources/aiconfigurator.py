@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.bundle.tables import BundleError, numbers, refuse, whole_numbers
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from sarathi_sim.profiler.facts.model import ModelSpec
@@ -80,13 +79,13 @@ def gemm_kernel(of: Published, dtype: WeightDtype, version: str) -> str:
         return ""
     return ", ".join(
         sorted(
-            set(
-                _read(
+            {
+                *_read(
                     path,
                     [_KERNEL],
                     {"gemm_dtype": _theirs(dtype)},
                 )[_KERNEL]
-            )
+            }
         )
     )
 
@@ -185,29 +184,27 @@ def recurrent(of: Published, kind: str) -> Table | None:
     return _newest(of, "linear_attention/gdn_perf", names, chosen, whole)
 
 
-def experts(
-    of: Published, dtype: MoeDtype, distribution: str, gated: bool = True, wide: bool = False
-) -> Table | None:
+def experts(of: Published, dtype: MoeDtype, distribution: str, wide: bool = False) -> Table | None:
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
     Ranks divide either the experts' width or their number, up to :data:`MOST_RANKS`; on more
-    (``wide``) they share whole experts, TensorRT-LLM's ``WIDEEP`` kernels too. Without gates
-    (``gated``) are Nemotron 3's. Left out are another activation, and DeepSeek-V3's balanced rows
-    of vLLM and SGLang: its gate sends their tokens to four of eight groups of experts. Of two
-    kernels the faster counts: an engine tunes.
+    (``wide``) they share whole experts, TensorRT-LLM's ``WIDEEP`` kernels too. Left out are another
+    activation, experts without gates (Nemotron 3's), and DeepSeek-V3's balanced rows of vLLM and
+    SGLang: its gate sends their tokens to four of eight groups of experts. Of two kernels the
+    faster counts: an engine tunes.
     """
 
     def fitting(rows: pd.DataFrame) -> pd.DataFrame:
         kernel = rows.pop("kernel").astype(str)
-        other, ungated = kernel.str.contains("situ"), kernel.str.contains("nongated")
-        ungated |= (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
+        other = kernel.str.contains("situ|nongated")
+        other |= (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
         if distribution == "balanced" and not of[2].startswith("trtllm"):
             other |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
         ranks = rows["tp"] * rows["ep"]
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
         among = (ranks > MOST_RANKS) & (rows["tp"] == 1) if wide else ranks <= MOST_RANKS
-        rows = rows[~other & (ungated != gated) & one_way & among]
-        own = even_experts(of, dtype, distribution, False) if wide and gated else None
+        rows = rows[~other & one_way & among]
+        own = even_experts(of, dtype, distribution, False) if wide else None
         if own is not None:
             rows = pd.concat([rows, own[0][own[0]["ep"] > MOST_RANKS]])
         return _fastest(rows)
@@ -368,16 +365,10 @@ def _read(
         raise
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: not a parquet table: {error}") from None
-    for column in (*counts, *timed):
-        if not pd.api.types.is_numeric_dtype(rows[column]):
-            raise BundleError(f"{path}: column {column!r} holds {rows[column].dtype}")
-    time_us = (1.0 if times else 1e3) * rows[timed].astype(np.float64).sum(axis=1, skipna=False)
-    wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
-    for at in np.flatnonzero(wrong):
-        where = ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
-        got = f"got {time_us.iloc[at] / 1e3} ms at {where}"
-        raise BundleError(f"{path}: a latency must be positive, {got}")
-    return rows[columns].astype(dict.fromkeys(counts, np.int64)).assign(time_us=time_us)
+    took = sum(numbers(rows[name], path) for name in timed)
+    refuse(took < 0 if zero else took <= 0, rows[timed[0]], path, "a latency must be positive")
+    sizes = {name: whole_numbers(rows[name], path, 0) for name in counts}
+    return rows[columns].assign(**sizes, time_us=(1.0 if times else 1e3) * took)
 
 
 A100, A100_DEVICE = "aiconfigurator_a100_sxm", "a100-80g-sxm"
@@ -412,10 +403,7 @@ def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
         attention["attn_prefill"] = OpRows(rows[rows["batch"] == 1], f"{_PREFILL}, {framework}")
     if (here / _DECODE).is_file():
         framework = "TRTLLM" if heads == kv_heads else "VLLM"
-        rows = aic_decode(folder, framework)
-        # Reading every row's keys and values once in its time, in bytes a second.
-        kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
-        rows = rows[1e6 * kv_bytes / rows["time_us"] <= _HBM_SHARE * device.memory_bandwidth]
+        rows = from_memory(aic_decode(folder, framework), device)
         left_out = f"rows above {100 * _HBM_SHARE:.0f} % of HBM bandwidth left out"
         attention["attn_decode"] = OpRows(rows, f"{_DECODE}, {framework}, {left_out}")
     if tp > 1 and (here / _NCCL).is_file() and len(rows := aic_all_reduce(folder, tp)):
@@ -441,10 +429,15 @@ def aic_decode(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
     return merged(_attention_csv(datasets, _DECODE, framework).drop(columns="chunk"))
 
 
+def from_memory(decodes: pd.DataFrame, device: DeviceSpec) -> pd.DataFrame:
+    """Without the rows whose keys and values, read once in their time, came from L2."""
+    kv_bytes = 4 * decodes[["head_dim", "kv_heads", "batch", "context"]].prod(axis=1)
+    return decodes[1e6 * kv_bytes / decodes["time_us"] <= _HBM_SHARE * device.memory_bandwidth]
+
+
 def _attention_csv(datasets: Path, file: str, framework: str) -> pd.DataFrame:
     counts = [name for name in _ATTENTION if name != "step"]
-    sizes = {"counts": counts, "from_zero": ("step",)}
-    raw = _csv(datasets, file, **sizes, keep={"framework": framework})
+    raw = _csv(datasets, file, counts=counts, from_zero=("step",), keep={"framework": framework})
     return raw.rename(columns=_ATTENTION)[[*_ATTENTION.values(), "time_us"]]
 
 

@@ -61,6 +61,9 @@ _SIZES = {
 }
 _WIDTHS = {"q_proj": 4096, "o_proj": 4096, "k_proj": 1024, "v_proj": 1024, "gate_proj": 14336,
            "up_proj": 14336, "down_proj": 4096, "lm_head": 128256}  # fmt: skip
+_DEPTHS = dict.fromkeys(_WIDTHS, 4096) | {"down_proj": 14336}
+#: The GEMMs (n, k) of a layer of Llama-3.1-8B as its A6000 ran them, unfused.
+LAYER = [(n, _DEPTHS[name]) for name, n in _WIDTHS.items() if name != "lm_head"]
 A6000, _DEVICE = "llmservingsim_a6000", "a6000"
 _GEMMS, _A6000_ATTENTION = "layers_Llama-3.1-8B_tp1.csv", "attention_Llama-3.1-8B_tp1.csv"
 FILES = (
@@ -209,11 +212,11 @@ def alone(cells: pd.DataFrame, sizes: dict[str, str]) -> pd.DataFrame:
 def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
     """A6000 fp16 GEMMs of Llama-3.1-8B at every token count 1..2048 (unfused projections)."""
     path, time = source_folder(datasets, A6000) / _GEMMS, "latency(ns)"
-    sizes: dict[str, Any] = {"labels": ("layer_name",), "counts": ("input",)}
-    raw = read_measurements(path, **sizes, times=(time,), keep={"tp_size": 1})
+    raw = read_measurements(
+        path, labels=("layer_name",), counts=("input",), times=(time,), keep={"tp_size": 1}
+    )
     raw = raw[raw["layer_name"].isin([*_WIDTHS])]
-    n = raw["layer_name"].map(_WIDTHS)
-    k = raw["layer_name"].map(dict.fromkeys(_WIDTHS, 4096) | {"down_proj": 14336})
+    n, k = (raw["layer_name"].map(sizes) for sizes in (_WIDTHS, _DEPTHS))
     return tidy(raw[time] / 1e3, m=raw["input"], n=n, k=k)
 
 

@@ -60,7 +60,7 @@ def measured_on(_: Path) -> str:
 def measurements(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Measurements:
     """One rank of ``model``, which is found by its architecture. The first part of the device's
     name (``a100``, ``a40``) is that of the files' names. Raises FileNotFoundError without any."""
-    gpu, here = device.name.split("-")[0], source_folder(folder, FOLDER)
+    gpu, here = device.name.split("-")[0], _file(folder)
     if not (files := _files(folder, gpu)):
         there = sorted({path.stem.split("_")[1] for path in here.glob("mlp_*_*.csv")})
         raise FileNotFoundError(
@@ -103,7 +103,7 @@ def _ops(raw: pd.DataFrame, of: str) -> dict[str, OpRows]:
 def _messages(folder: Path, gpu: str, tp: int) -> dict[str, OpRows]:
     """All-reduce inside a node, and point to point, where the folder has the files."""
     reduce, send = _MESSAGES.get(gpu, ("", ""))
-    here, found = source_folder(folder, FOLDER), {}
+    here, found = _file(folder), {}
     if tp > 1 and (here / reduce).is_file():
         found["all_reduce"] = all_reduce(folder, tp, reduce), f"{reduce}, {tp} GPUs of one node"
     for op, scope in SENDS.items():
@@ -134,9 +134,13 @@ def _median(op: str) -> str:
     return f"time_stats.{op}.median"
 
 
+def _file(datasets: Path, name: str = "") -> Path:
+    return source_folder(datasets, FOLDER) / name
+
+
 def _files(datasets: Path, device: str) -> dict[str, Path]:
     """The MLP files of ``a100`` or ``a40`` by the model's name there, sorted."""
-    paths = sorted(source_folder(datasets, FOLDER).glob(f"mlp_{device}_*.csv"))
+    paths = sorted(_file(datasets).glob(f"mlp_{device}_*.csv"))
     return {path.stem.removeprefix(f"mlp_{device}_"): path for path in paths}
 
 
@@ -165,7 +169,7 @@ def mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
         for op, frame in _kernels(_read_mlp(path)).items():
             parts.setdefault(op, []).append(frame.assign(model=name))
     if not parts:
-        raise FileNotFoundError(f"{source_folder(datasets, FOLDER)}: no mlp_{device}_*.csv")
+        raise FileNotFoundError(f"{_file(datasets)}: no mlp_{device}_*.csv")
     return {op: merged(pd.concat(frames)) for op, frames in parts.items()}
 
 
@@ -214,7 +218,7 @@ def _kernels(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def prefill(datasets: Path) -> pd.DataFrame:
     """A100 paged attention of one chunk: 32 query and 4 KV heads, after the cached tokens."""
-    rows = attention_rows(source_folder(datasets, FOLDER) / _ATTENTION, "prefill")
+    rows = attention_rows(_file(datasets, _ATTENTION), "prefill")
     return tidy(
         rows["time_us"],
         chunk=rows["size"],
@@ -226,7 +230,7 @@ def prefill(datasets: Path) -> pd.DataFrame:
 
 def decode(datasets: Path) -> pd.DataFrame:
     """A100 paged decode attention: 32 query and 4 KV heads; kv_cache_size is per sequence."""
-    rows = attention_rows(source_folder(datasets, FOLDER) / _ATTENTION, "decode")
+    rows = attention_rows(_file(datasets, _ATTENTION), "decode")
     return tidy(rows["time_us"], batch=rows["size"], context=rows["cached"], **_HEADS)
 
 
@@ -239,19 +243,21 @@ def attention_rows(path: Path, kind: str) -> pd.DataFrame:
     return raw.rename(columns={size: "size", "kv_cache_size": "cached"})
 
 
+def _by_bytes(datasets: Path, file: str, op: str, **keep: int) -> pd.DataFrame:
+    raw = timed(_file(datasets, file), _median(op), counts=("size",), keep=keep)
+    return tidy(raw["time_us"], num_bytes=raw["size"])
+
+
 def all_reduce(datasets: Path, gpus: int, file: str = _A40_REDUCES) -> pd.DataFrame:
     """All-reduce of ``gpus`` ranks of ONE node: num_bytes, time_us. Sizes are bytes. The files also
     hold ranks that are spread over nodes (fewer devices per node than workers)."""
-    path = source_folder(datasets, FOLDER) / file
-    sizes, keep = ("size", "max_devices_per_node"), {"num_workers": gpus, "devices_per_node": gpus}
-    raw = timed(path, _median("all_reduce"), counts=sizes, keep=keep)
-    return tidy(raw["time_us"], num_bytes=raw["size"])
+    return _by_bytes(datasets, file, "all_reduce", num_workers=gpus, devices_per_node=gpus)
 
 
 def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
     """All-reduces on A100s up to 512 tokens (num_bytes, time_us), each launched by the host; and
     the time of an empty one."""
-    path = source_folder(datasets, FOLDER) / "all_reduce_a100_2023_n_embd_not_12288.csv"
+    path = _file(datasets, "all_reduce_a100_2023_n_embd_not_12288.csv")
     sizes = {"counts": ("num_workers", "n_embd"), "from_zero": ("num_tokens", "rank")}
     raw = timed(path, _median("all_reduce"), **sizes, keep={"num_workers": gpus})
     empty_us = float(raw["time_us"][raw["num_tokens"] == 0].median())
@@ -261,16 +267,14 @@ def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
 
 def send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
     """A40 point to point; two devices of one node, or one of each of two nodes."""
-    path, devices = source_folder(datasets, FOLDER) / _SEND_A40, 1 + (scope == "intra_node")
-    keep = {"devices_per_node": devices}
-    raw = timed(path, _median("send_recv"), counts=("size",), keep=keep)
-    return tidy(raw["time_us"], num_bytes=raw["size"])
+    devices = 1 + (scope == "intra_node")
+    return _by_bytes(datasets, _SEND_A40, "send_recv", devices_per_node=devices)
 
 
 def p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
     """A100 point to point, InfiniBand between nodes. A tensor-parallel rank sends its share. Rows
     of zero tokens (launch overhead only) are left out: the payload has no logarithm."""
-    path = source_folder(datasets, FOLDER) / _P2P.format(scope)
+    path = _file(datasets, _P2P.format(scope))
     sizes = {"counts": ("n_embd", _TP), "from_zero": ("num_tokens", "rank")}
     raw = timed(path, _median("send_recv"), **sizes)
     raw = raw[raw["num_tokens"] > 0]

@@ -84,7 +84,8 @@ async function draw() {
       for (const root of drawn.roots())
         for (const model of root.references()) if (model.type === "Toolbar") model.active_drag = null;
   paint();
-  dark.addEventListener("change", paint);
+  // Paper is light, but a canvas would be drawn too late for it: style.css turns its colours.
+  dark.addEventListener("change", () => window.matchMedia("print").matches || paint());
   document.body.dataset.drawn = Object.keys(items).length;
 }
 if (document.getElementById("charts")) draw();
