@@ -105,13 +105,16 @@ class Bounds:
             sizes = np.unique(np.geomspace(1, self.ranks * self.sizes[-1], 160).astype(np.int64))
             experts_s = float((self.cost.op_s(MOE, sizes) / sizes).min())
             rows_s += np.maximum(rows * experts_s, least / self.ranks * self.shared[0])
-        alone_s = _prompts(self.deployment.ops, tuple(self.prompt))  # a batch may hold many
-        prompts_s = self.cost.layer.scale * self.cost.ops.together.least_s(self.prompt, alone_s)
+        prompts_s = self.cost.layer.scale * _least(self.deployment.ops, tuple(self.prompt))
         of_layer = rows_s + (prompts_s + self.decodes * decode) / self.ranks
         # Each stage runs its part of every request; the last stage also the LM head.
         last = self.layers[-1] * of_layer + (1 + self.decode_rows) * head / self.ranks
         slowest_s = max(float((max(self.layers) * of_layer).mean()), float(last.mean()))
         return SLACK / slowest_s
+
+    def under_all(self, objectives: Sequence[Objective]) -> float:
+        """A rate that one replica cannot exceed while it keeps all clauses."""
+        return min([self.requests_per_s(), *map(self.under, objectives)])
 
     def under(self, objective: Objective) -> float:
         """A rate that one replica cannot exceed while it keeps a clause of an SLO."""
@@ -151,11 +154,12 @@ class Bounds:
 def new_tokens(deployment: Deployment) -> Floats:
     """Prompt tokens of each request that no earlier request left in a prefix cache."""
     cache, found, seen = deployment.scenario.kv_cache, [], dict[Hashable, int]()
+    shared = any(request.prefix for request in deployment.requests)
+    if cache is None or not cache.prefix_caching or not (shared or cache.prompts_cached):
+        return np.array([request.prompt_tokens for request in deployment.requests], np.float64)
     for request in deployment.requests:
-        known = 0
-        if cache is not None and cache.prefix_caching:
-            known = max((min(n, seen.get(name, 0)) for name, n in request.prefix), default=0)
-            known = request.prompt_tokens if cache.prompts_cached else known
+        known = max((min(n, seen.get(name, 0)) for name, n in request.prefix), default=0)
+        known = request.prompt_tokens if cache.prompts_cached else known
         found.append(request.prompt_tokens - min(known, request.prompt_tokens - 1))
         for name, tokens in request.prefix:
             seen[name] = max(seen.get(name, 0), tokens)
@@ -183,13 +187,19 @@ def _prompts(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
     return ops.prefill(np.array(tokens), 0.0)  # in one piece
 
 
+@lru_cache(maxsize=64)
+def _least(ops: OpTimes, tokens: tuple[float, ...]) -> Floats:
+    """Of each prompt in a batch that may hold many."""
+    return ops.together.least_s(np.array(tokens), _prompts(ops, tokens))
+
+
 def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) -> float:
     """Requests a second that one replica cannot exceed while it keeps the objectives; of two pools,
     what all workers of the first to saturate cannot exceed, or the links of the prefill workers."""
-    pools, whole = _serving(option), option.deployment
+    each, whole = _bounds(option), option.deployment
     if not isinstance(whole, PoolsDeployment):
-        return saturation(pools[0], objectives)
-    rates = [saturation(pools[0]), saturation(as_decode(pools[1]), objectives)]
+        return each[0].under_all(objectives)
+    rates = [each[0].requests_per_s(), saturation(as_decode(each[1].deployment), objectives)]
     cache = whole.decode.scenario.kv_cache
     if cache is None or not cache.prefix_caching:
         rates[0] = min(
@@ -201,25 +211,28 @@ def most_requests_per_s(option: Option, objectives: Sequence[Objective] = ()) ->
             ),
         )
     return min(
-        pool.scenario.cluster.replicas * rate for pool, rate in zip(pools, rates, strict=True)
+        pool.deployment.scenario.cluster.replicas * rate
+        for pool, rate in zip(each, rates, strict=True)
     )
 
 
-def _serving(option: Option) -> list[Deployment]:
-    """The pools of a deployment with the requests that it serves as a whole."""
+@lru_cache(maxsize=2)
+def _bounds(option: Option) -> list[Bounds]:
+    """Of the pools of a deployment, with the requests that it serves as a whole."""
     refused, pools = option.deployment.refused[0], option.deployment.pools
     return [
-        replace(pool, requests=[one for one in pool.requests if one.id not in refused])
-        if refused - pool.refused[0]
-        else pool
+        Bounds(
+            replace(pool, requests=[one for one in pool.requests if one.id not in refused])
+            if refused - pool.refused[0]
+            else pool
+        )
         for pool in pools
     ]
 
 
 def saturation(deployment: Deployment, objectives: Sequence[Objective] = ()) -> float:
     """Requests a second that a replica of a pool cannot exceed while it keeps the objectives."""
-    bounds = Bounds(deployment)
-    return min([bounds.requests_per_s(), *map(bounds.under, objectives)])
+    return Bounds(deployment).under_all(objectives)
 
 
 def sent_per_s(prefill: Deployment, over: Handover, requests: Sequence[Request]) -> float:
@@ -248,7 +261,7 @@ def as_decode(deployment: Deployment) -> Deployment:
 def alone(option: Option, objectives: Sequence[Objective]) -> tuple[float, str]:
     """The least time of a request that is alone over its limit, where that is largest; and why no
     load can keep the SLO, empty if one may."""
-    each = [Bounds(pool) for pool in _serving(option)]
+    each = _bounds(option)
     prefill, decode = each[0], each[-1]
     worst = (0.0, "")
     for one in objectives:
