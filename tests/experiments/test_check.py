@@ -296,7 +296,7 @@ def test_one_table_says_predicted_measured_and_inside() -> None:
         "second: 0.02 predicted, 0.04 measured."
     )
     table = both.tables[0]
-    headings = ["run", "", "predicted", "measured", "off", "90 % band", "inside"]
+    headings = ["run", "number", "predicted", "measured", "off", "90 % band", "inside"]
     last = ["second", "time per output token, mean (s)", "0.02", "0.04", "-50.0 %"]
     assert list(table.headings) == headings
     assert table.rows[-1] == [*last, "0.01 to 0.03", "no"]

@@ -184,27 +184,29 @@ def recurrent(of: Published, kind: str) -> Table | None:
     return _newest(of, "linear_attention/gdn_perf", names, chosen, whole)
 
 
-def experts(of: Published, dtype: MoeDtype, distribution: str, wide: bool = False) -> Table | None:
+def experts(
+    of: Published, dtype: MoeDtype, distribution: str, gated: bool = True, wide: bool = False
+) -> Table | None:
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
     Ranks divide either the experts' width or their number, up to :data:`MOST_RANKS`; on more
-    (``wide``) they share whole experts, TensorRT-LLM's ``WIDEEP`` kernels too. Left out are another
-    activation, experts without gates (Nemotron 3's), and DeepSeek-V3's balanced rows of vLLM and
-    SGLang: its gate sends their tokens to four of eight groups of experts. Of two kernels the
-    faster counts: an engine tunes.
+    (``wide``) they share whole experts, TensorRT-LLM's ``WIDEEP`` kernels too. Without gates
+    (``gated``) are Nemotron 3's. Left out are another activation, and DeepSeek-V3's balanced rows
+    of vLLM and SGLang: its gate sends their tokens to four of eight groups of experts. Of two
+    kernels the faster counts: an engine tunes.
     """
 
     def fitting(rows: pd.DataFrame) -> pd.DataFrame:
         kernel = rows.pop("kernel").astype(str)
-        other = kernel.str.contains("situ|nongated")
-        other |= (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
+        other, ungated = kernel.str.contains("situ"), kernel.str.contains("nongated")
+        ungated |= (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
         if distribution == "balanced" and not of[2].startswith("trtllm"):
             other |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
         ranks = rows["tp"] * rows["ep"]
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
         among = (ranks > MOST_RANKS) & (rows["tp"] == 1) if wide else ranks <= MOST_RANKS
-        rows = rows[~other & one_way & among]
-        own = even_experts(of, dtype, distribution, False) if wide else None
+        rows = rows[~other & (ungated != gated) & one_way & among]
+        own = even_experts(of, dtype, distribution, False) if wide and gated else None
         if own is not None:
             rows = pd.concat([rows, own[0][own[0]["ep"] > MOST_RANKS]])
         return _fastest(rows)
