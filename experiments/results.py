@@ -60,6 +60,7 @@ PAPER_FORMAT = "sarathi-sim paper 1"
 SCORE_FORMAT = "sarathi-sim score 1"
 WORKLOAD_FORMAT = "sarathi-sim workload 1"
 ITERATIONS = "iterations.parquet"
+REQUESTS = "requests.parquet"
 TOKEN_GAPS = "token_gaps.parquet"
 # The columns that figures need.
 REQUEST_COLUMNS = ("arrival_s", "finish_s", "ttft_s", "latency_s", "bubble_s")
@@ -247,7 +248,7 @@ def to_json(value: Any) -> Any:
 
 def read_requests(folder: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Columns of the requests of a sweep's run. Raises UserError where they are damaged."""
-    path = folder / "requests.parquet"
+    path = folder / REQUESTS
     try:
         return pd.read_parquet(regular(path), columns=list(columns))
     except (OSError, ValueError) as error:
@@ -331,7 +332,7 @@ def policy_of(folder: Path, scenario: str) -> str:
 
 
 def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
-    requests, ledger = folder / "requests.parquet", folder / "ledger.csv"
+    requests, ledger = folder / REQUESTS, folder / "ledger.csv"
     gaps = folder / TOKEN_GAPS  # the runs of a sweep do not keep it
     try:
         token_gaps = pd.read_parquet(regular(gaps)) if gaps.exists() else None

@@ -13,7 +13,7 @@ DIR/summary.json      the question and the answer
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +30,12 @@ from ..sweeps.plan import Run, SweepPlan, run_key
 from ..sweeps.store import Store
 from .options import Option
 from .search import Probe, Probed, Search, UnbreakableError
-from .slo import CapacitySection, RunTables, judge
+from .slo import CapacitySection, RunTables, judge, tables_read
 
 T = TypeVar("T")
 NAME = "probe"
-"""The common name of all runs' scenarios, so that options with equal scenarios share a run."""
+"""The common name of all runs' scenarios, so that options with equal scenarios share a run; of
+probes with the tables that they keep."""
 AXES = ("deployment", "load", "requests", "slower", "seed")
 
 
@@ -78,6 +79,10 @@ class Laboratory:
         write_tables(plan, self.store, self.report.failures)
 
 
+def _name(tables: Sequence[str]) -> str:
+    return "_with_".join([NAME, *(Path(file).stem for file in tables)])
+
+
 class _Chase(Generic[T]):
     def __init__(
         self, lab: Laboratory, searches: Mapping[Option, Search[T]], before: int, total: int
@@ -101,7 +106,7 @@ class _Chase(Generic[T]):
         options = self._waiting.pop(run.key, [])
         error = self.lab.report.failures.get(run.key)
         if error is None:
-            self._summaries[run.key] = self.lab.store.summary(run.key, NAME)
+            self._summaries[run.key] = self.lab.store.summary(run.key, run.name)
         more = []
         for option in dict.fromkeys(options):
             if error is not None:
@@ -134,7 +139,8 @@ class _Chase(Generic[T]):
         runs, asked = [], []
         for probe in probes:
             deployment = option.at(probe, self.lab.section.load)
-            key = run_key(deployment, NAME)
+            tables = tables_read(self.lab.section.objectives, probe.pooled)
+            key = run_key(deployment, name := _name(tables))
             asked.append((probe, key))
             if key in self._summaries:
                 continue
@@ -142,7 +148,7 @@ class _Chase(Generic[T]):
                 point = {"deployment": option.name, "load": probe.load}
                 point |= {"requests": probe.requests, "slower": probe.slower}
                 scenario = deployment.scenario
-                self.runs[key] = Run(key, NAME, probe.seed, point, scenario, after_warmup=True)
+                self.runs[key] = Run(key, name, probe.seed, point, scenario, tables)
                 runs.append(self.runs[key])
             self._waiting.setdefault(key, []).append(option)
         self._asked[option] = asked
@@ -150,7 +156,8 @@ class _Chase(Generic[T]):
 
     def _probed(self, option: Option, probe: Probe, key: str) -> Probed:
         summary, section = self._summaries[key], self.lab.section
-        tables = RunTables(self.lab.store.runs / key / NAME)
+        name = _name(tables_read(section.objectives, probe.pooled))
+        tables = RunTables(self.lab.store.runs / key / name)
         rate = section.load == "rate"
         verdict = judge(section.objectives, [(summary, tables)], rate, section.rejected)
         return Probed(probe, key, summary, verdict, option.alike if rate else 1, tables)

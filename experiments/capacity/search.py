@@ -69,12 +69,14 @@ STEPS = 6
 
 @dataclass(frozen=True)
 class Probe:
-    """One run: ``load`` in requests/s or clients, seed, length, and the factor on all op times."""
+    """One run: ``load`` in requests/s or clients, seed, length, and the factor on all op times;
+    ``pooled`` if it is judged with others."""
 
     load: float
     seed: int
     requests: int
     slower: float = 1.0
+    pooled: bool = False
 
 
 @dataclass(frozen=True)
@@ -441,7 +443,7 @@ def kept_at(
     seeds = range(plan.seed, plan.seed + plan.least)
     for _ in range(STEPS):
         load = _down(load, plan)
-        at = yield [Probe(load, seed, plan.requests) for seed in seeds]
+        at = yield [Probe(load, seed, plan.requests, pooled=True) for seed in seeds]
         verdict = plan.pooled(at)
         if verdict.holds or load <= (1.0 if plan.whole else 0.0):
             break
@@ -453,7 +455,7 @@ def kept_at(
 def at_load(plan: SearchPlan, load: float) -> Search[tuple[list[Probed], Verdict]]:
     """The replications at a load, and whether they keep the SLO, pooled."""
     seeds = range(plan.seed, plan.seed + plan.least)
-    at = yield [Probe(load, seed, plan.requests) for seed in seeds]
+    at = yield [Probe(load, seed, plan.requests, pooled=True) for seed in seeds]
     return at, plan.pooled(at)
 
 

@@ -15,9 +15,10 @@ from pydantic import AfterValidator, Field
 
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.views.metric_registry import percentile
+from sarathi_sim.simulator.views.metric_registry import STATISTICS, percentile
 from sarathi_sim.simulator.views.metrics import weighted_quantiles
 from ..config.base import Count, Strict, Text
+from ..results import REQUESTS, TOKEN_GAPS
 
 LATENCIES = {
     **{"ttft": "ttft_s", "tbt": "tbt_s", "itl": "tbt_s", "tbt_max": "tbt_max_s"},
@@ -208,15 +209,22 @@ class RunTables:
 
     def requests(self) -> pd.DataFrame:
         """A row a request."""
-        return pd.read_parquet(self.folder / "requests.parquet")
+        return pd.read_parquet(self.folder / REQUESTS)
 
     def gaps(self) -> pd.DataFrame:
         """Times between tokens after the warm-up, ``tbt_s``, and the ``tokens`` that have each."""
-        return pd.read_parquet(self.folder / GAPS)
+        return pd.read_parquet(self.folder / TOKEN_GAPS)
 
 
-GAPS = "token_gaps.parquet"
-"""The file of :meth:`sarathi_sim.simulator.views.metrics.Analysis.gaps_after_warmup`."""
+def tables_read(objectives: Sequence[Objective], pooled: bool) -> tuple[str, ...]:
+    """The files of a run that :func:`judge` reads, of several runs ``pooled``, or of one."""
+    read = set()
+    for one in objectives:
+        if one.share:
+            read.add(REQUESTS)
+        elif pooled or one.statistic not in STATISTICS:
+            read.add(TOKEN_GAPS if "tbt_s" in one.limits else REQUESTS)
+    return tuple(sorted(read))
 
 
 def judge(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.base import Source
 from ..config.deployment import deploy
 from ..config.scenario import POOLS, Scenario
-from ..results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
+from ..results import FORMAT, REQUESTS, SUMMARY, TOKEN_GAPS, json_bytes, parquet_bytes, run_files
 from .plan import Run, SharedRequests, run_key
 
 _requests_of = SharedRequests()
@@ -58,8 +59,8 @@ def _one(job: Job) -> JobResult:
 
 def folder_files(job: Job) -> dict[str, bytes]:
     """The files of one run's folder by name: a result such as ``sarathi-sim run`` writes, without
-    the iterations and the figures. Raises RuntimeError if this worker's inputs are not the
-    sender's."""
+    the iterations and the figures; of a probe its summary and some tables. Raises RuntimeError if
+    this worker's inputs are not the sender's."""
     run, name = job.run, job.run.name
     where = Source(f"run {run.key}", name, {}, ())
     deployment = deploy(located(run.scenario, Path(job.base)), where, _requests_of)
@@ -70,10 +71,15 @@ def folder_files(job: Job) -> dict[str, bytes]:
         )
     analysis = Analysis(deployment.simulate())
     summary = deployment.summary(analysis)
-    files = run_files({name: (run.scenario, analysis)}, {"name": name})
-    if run.after_warmup:
+    if run.tables is None:
+        files = run_files({name: (run.scenario, analysis)}, {"name": name})
+    else:
         summary["after_warmup"] = analysis.after_warmup()
-        files[f"{name}/token_gaps.parquet"] = parquet_bytes(analysis.gaps_after_warmup())
+        makes: dict[str, Callable[[], Any]] = {
+            REQUESTS: lambda: analysis.request_columns,
+            TOKEN_GAPS: analysis.gaps_after_warmup,
+        }
+        files = {f"{name}/{file}": parquet_bytes(makes[file]()) for file in run.tables}
     content: dict[str, Any] = {"format": FORMAT, "name": name, "key": run.key}
     content |= {"scenarios": {name: summary}, "ratios": {}, "reference": {}}
     return {**files, SUMMARY: json_bytes(content)}

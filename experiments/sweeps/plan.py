@@ -36,15 +36,16 @@ _MOST_SHOWN = 12
 @dataclass(frozen=True)
 class Run:
     """One run: its place in the sweep, and the resolved scenario that it simulates. ``point`` has
-    the swept values by key path; ``scenario`` and ``seed`` are axes of their own. ``after_warmup``:
-    its summary also has :meth:`sarathi_sim.simulator.views.metrics.Analysis.after_warmup`."""
+    the swept values by key path; ``scenario`` and ``seed`` are axes of their own. A probe has
+    ``tables``, those that are kept: beside them its folder has a summary only, which also has
+    :meth:`sarathi_sim.simulator.views.metrics.Analysis.after_warmup`."""
 
     key: str
     name: str
     seed: int
     point: Point
     scenario: Scenario
-    after_warmup: bool = False
+    tables: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

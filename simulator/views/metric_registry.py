@@ -19,7 +19,7 @@ from .ledger import ACCOUNTS
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 """Those of every run; a file may ask for others (:func:`percentile`)."""
 _QUANTILES = tuple(f"p{round(100 * quantile)}" for quantile in QUANTILES)
-_SPREAD = ("mean", *_QUANTILES)
+STATISTICS = ("mean", *_QUANTILES)
 _STEADY = "steady."
 _WORDS = {"p50": "median", "pb1": "PB1", "pb2": "PB2", "pb3": "PB3"}
 
@@ -75,7 +75,7 @@ class Metric:
 
 
 def _latency(key: str, name: str) -> Metric:
-    return Metric(key, name, "s", Better.LESS, _SPREAD, grows=True)
+    return Metric(key, name, "s", Better.LESS, STATISTICS, grows=True)
 
 
 def _count(key: str, name: str, better: Better = Better.NEITHER, paged: bool = False) -> Metric:
@@ -114,10 +114,10 @@ _ALL = (
     _latency("ttft_s", "time to first token"),
     _latency("tpot_s", "time per output token"),
     _latency("latency_s", "latency"),
-    Metric("prefill_s", "time in prefill", "s", Better.LESS, _SPREAD, pools=True),
-    Metric("slot_s", "wait for a decode slot", "s", Better.LESS, _SPREAD, pools=True),
-    Metric("transfer_s", "transfer of the KV cache", "s", Better.LESS, _SPREAD, pools=True),
-    Metric("bubble_s", "bubble time of a request", "s", Better.LESS, _SPREAD),
+    Metric("prefill_s", "time in prefill", "s", Better.LESS, STATISTICS, pools=True),
+    Metric("slot_s", "wait for a decode slot", "s", Better.LESS, STATISTICS, pools=True),
+    Metric("transfer_s", "transfer of the KV cache", "s", Better.LESS, STATISTICS, pools=True),
+    Metric("bubble_s", "bubble time of a request", "s", Better.LESS, STATISTICS),
     _share("bubble_share", "bubbles, share of the stages' time", Better.LESS),
     Metric("ledger_s", "stages' time", "s", Better.NEITHER, ("wall", *ACCOUNTS)),
     _count("steady.kendall_s", "trend of the waiting requests (Kendall's S)"),

@@ -25,6 +25,7 @@ from sarathi_sim.experiments.capacity.search import Crossing, Probe, Probed, Sea
 from sarathi_sim.experiments.capacity.slo import Objective, Verdict, judge, parse_slo
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.report.capacity_charts import cheapest, points
+from sarathi_sim.experiments.results import TOKEN_GAPS
 from sarathi_sim.experiments.run.uncertainty import capacity_error
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.confidence.quantile import quantile
@@ -189,7 +190,7 @@ def test_runs_are_pooled_request_by_request(tmp_path: Path) -> None:
         table |= {"latency_s": np.ones(100), "tpot_s": np.full(100, np.nan)}
         pd.DataFrame(table).to_parquet(folder / "requests.parquet")
         gap = times * rng.random(1000)
-        pd.DataFrame({"tbt_s": gap, "tokens": np.ones(1000)}).to_parquet(folder / slos.GAPS)
+        pd.DataFrame({"tbt_s": gap, "tokens": np.ones(1000)}).to_parquet(folder / TOKEN_GAPS)
         runs.append((ran(warmup_requests=20), slos.RunTables(folder)))
         ttft.append(table["ttft_s"][20:])
         gaps.append(gap)
