@@ -383,16 +383,12 @@ def _near(
 
 def _breaks(one: Probed, slopes: Mapping[str, float]) -> float | None:
     """The load where the first clause breaks, as its stress and its slope say; None if the probe
-    breaks another bound, or a clause's slope is not known."""
-    stresses = one.verdict.stresses
-    if one.verdict.holds or one.verdict.stress > 1:
-        loads = [
-            one.probe.load * min(max(stresses[clause], 0.05), 20.0) ** (-1 / slopes[clause])
-            for clause in stresses
-            if clause in slopes
-        ]
-        return min(loads, default=None) if not one.verdict.rejects else None
-    return None
+    breaks another bound."""
+    verdict = one.verdict
+    if verdict.rejects or (verdict.overloaded and verdict.stress <= 1):
+        return None
+    bounded = {clause: min(max(each, 0.05), 20.0) for clause, each in verdict.stresses.items()}
+    return min(one.probe.load * each ** (-1 / slopes[clause]) for clause, each in bounded.items())
 
 
 def _rises(pair: Sequence[Probed], known: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -440,7 +436,7 @@ def kept_at(
 ) -> Search[tuple[float, tuple[Probed, ...], Verdict]]:
     """The first replications at ``load``, or lower if they, pooled, break the SLO."""
     slope = max(1.0, min(one.slope for one in crossings))
-    seeds = range(plan.seed, plan.seed + plan.least)
+    seeds = range(plan.seed, plan.seed + min(plan.least, len(crossings)))
     for _ in range(STEPS):
         load = _down(load, plan)
         at = yield [Probe(load, seed, plan.requests, pooled=True) for seed in seeds]
