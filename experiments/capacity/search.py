@@ -388,7 +388,7 @@ def _breaks(one: Probed, slopes: Mapping[str, float]) -> float | None:
     if verdict.rejects or (verdict.overloaded and verdict.stress <= 1):
         return None
     bounded = {clause: min(max(each, 0.05), 20.0) for clause, each in verdict.stresses.items()}
-    return min(one.probe.load * each ** (-1 / slopes[clause]) for clause, each in bounded.items())
+    return min(one.probe.load * math.pow(each, -1 / slopes[c]) for c, each in bounded.items())
 
 
 def _rises(pair: Sequence[Probed], known: Mapping[str, float] | None = None) -> dict[str, float]:
