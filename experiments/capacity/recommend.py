@@ -208,11 +208,14 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
     if wanted.rate is not None:
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
-    others = [one for _, one in _not_searched(screened, began, worth)]
     sustained = {one.option.name: one.load for one in found}
+    beaten = {}
     for one, behind in left.items():
-        than = sustained[behind.than.name] or _load(behind.than, began[behind.than])
-        others.append(behind.at(one, than, worth))
+        short = _load(behind.than, began[behind.than]) * behind.than.replicas
+        beaten[one] = behind.at(one, sustained[behind.than.name] or short, worth)
+    loads = {one: sustained.get(one.name, 0.0) / one.replicas for one in began}
+    loads |= {one: now.load for one, now in beaten.items()}
+    others = [one for _, one in _not_searched(screened, loads, worth)] + [*beaten.values()]
     others.sort(key=lambda one: (-one.value, one.name))
     result = Recommendation(ranked, others, dropped, checked, options)
     weighed, at_rate = _weighed(lab, result, worth, errors, screened[0].value * (1 - BEHIND))
@@ -301,22 +304,23 @@ def _contenders(
     )
     if not best:
         return [one for one in screened if one not in began][:2]
-    others = _not_searched(screened, began, worth)
+    others = _not_searched(
+        screened, {one: _load(one, found) for one, found in began.items()}, worth
+    )
     return [one for one, lowered in others if lowered.value > best * (1 - SCREENING)]
 
 
 def _not_searched(
-    screened: Sequence[Screened],
-    began: Mapping[Screened, Begun | Capacity | str],
-    worth: Worth,
+    screened: Sequence[Screened], loads: Mapping[Screened, float], worth: Worth
 ) -> list[tuple[Screened, Screened]]:
-    """What was only screened; and with a load lowered as the search did with others, on average."""
-    kept = [load / one.load for one, found in began.items() if (load := _load(one, found))]
+    """What was only screened; and with a load lowered as much as in the median of those with
+    ``loads``."""
+    kept = [load / one.load for one, load in loads.items() if load]
     lower = float(np.median(kept)) if kept else 1.0
     return [
         (one, replace(worth.of(one.option, lower * one.load), rough=one.rough))
         for one in screened
-        if one not in began
+        if one not in loads
     ]
 
 
