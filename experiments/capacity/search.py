@@ -339,11 +339,12 @@ def beside(
 ) -> Search[list[Crossing] | Probed]:
     """The crossings of further replications up to ``count``, each searched from the known ones;
     the probe of one that breaks the SLO under any load."""
-    load, several = float(np.median([one.load for one in known])), len(known) < PAIRS
+    load = float(np.median([one.load for one in known]))
+    nearest = NEAREST if len(known) >= PAIRS else 0.0
     slopes = _median([one.slopes for one in known])
     seeds = range(plan.seed + len(known), plan.seed + count)
     found = yield from together(
-        _near(Probe(0, seed, plan.requests), load, slopes, plan, several) for seed in seeds
+        _near(Probe(0, seed, plan.requests), load, slopes, plan, nearest) for seed in seeds
     )
     crossings = [one for one in found if isinstance(one, Crossing)]
     return next((one for one in found if isinstance(one, Probed)), crossings)
@@ -355,17 +356,17 @@ def shifted(plan: SearchPlan, known: Sequence[Crossing]) -> Search[list[Crossing
     slopes, found, moved = _median([one.slopes for one in known]), list[Crossing | Probed](), 1.0
     for those in (known[:1], known[1:]):
         found += yield from together(
-            _near(one.kept.probe, moved * one.load, slopes, plan) for one in those
+            _near(one.kept.probe, moved * one.load, slopes, plan, NEAREST / 2) for one in those
         )
         moved = found[0].load / known[0].load if isinstance(found[0], Crossing) else 1.0
     return found
 
 
 def _near(
-    like: Probe, load: float, slopes: Mapping[str, float], plan: SearchPlan, several: bool = False
+    like: Probe, load: float, slopes: Mapping[str, float], plan: SearchPlan, nearest: float
 ) -> Search[Crossing | Probed]:
-    """A crossing near a load: from one probe there, from two apart if ``several`` or where it is
-    too far away for the slopes; else by bisection."""
+    """A crossing near a load: from one probe there if it is at most ``nearest`` away, or from two
+    apart, which tell the slopes; else by bisection."""
     before = None
     for _ in range(0 if plan.whole else MOST_NEAR):
         (one,) = yield [replace(like, load=_rounded(load, plan))]
@@ -374,7 +375,7 @@ def _near(
         if (there := _breaks(one, slopes)) is None:
             break
         away = there / one.probe.load - 1
-        if abs(away) <= NEAREST and (before is not None or not several):
+        if abs(away) <= (nearest if before is None else NEAREST):
             return Crossing(there, one, one, slopes)
         before, step = one, min(max(abs(away), APART), 0.25)
         load = one.probe.load * (1 + math.copysign(step, away))
@@ -562,6 +563,7 @@ def crossing(
     margin, smallest = 1 + fine / 3, SMALLEST * start
     (first,) = yield [replace(like, load=_rounded(start, plan))]
     kept, broken = (first, None) if first.verdict.holds else (None, first)
+    tried = [first]
     while kept is None or broken is None:
         known = kept or broken
         assert known is not None
@@ -577,6 +579,7 @@ def crossing(
         guess = load * min(max(_stress(known) ** (-1 / slope), 0.3), 3.0) * factor
         (further,) = yield [replace(like, load=_rounded(guess, plan, up))]
         margin = min(margin**2, 2.0)
+        tried.append(further)
         if further.verdict.holds == up:
             slope = _rises((known, further)).get(known.verdict.worst, slope)
         if further.verdict.holds:
@@ -590,12 +593,20 @@ def crossing(
         part = min(max(_part(kept, broken), nearest), 1 - nearest)
         inner = kept.probe.load + part * gap
         (middle,) = yield [replace(like, load=_rounded(inner, plan))]
+        tried.append(middle)
         if middle.verdict.holds:
             kept = middle
         else:
             broken = middle
     between = kept.probe.load + _part(kept, broken) * gap
-    return Crossing(kept.probe.load if plan.whole else between, kept, broken)
+    apart = {
+        high.probe.load / low.probe.load: (low, high)
+        for low in tried
+        for high in tried
+        if high.probe.load >= (1 + APART) * low.probe.load and low.verdict.holds
+    }
+    slopes = _rises(apart[min(apart)] if apart else (kept, broken))
+    return Crossing(kept.probe.load if plan.whole else between, kept, broken, slopes)
 
 
 def exact(found: Crossing, plan: SearchPlan) -> float:
