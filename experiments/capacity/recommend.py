@@ -352,15 +352,14 @@ def _beaten(
     }
     value = {one: worth.of(one.option, load).value for one, (_, load) in known.items()}
     left, twins = dict[Screened, Behind](), dict[object, Screened]()
-    for one in sorted(known, key=lambda one: (-value[one], one.name)):
-        found, load = known[one]
+    ordered = sorted(known, key=lambda one: (-value[one], one.name))
+    for one in ordered:
+        best, (first, most), found = ordered[0], known[ordered[0]], known[one][0]
         twin = twins.setdefault((value[one], *(each.load for each in found.crossings)), one)
-        if not left and len(twins) == 1:
-            best, first, most = one, found, load * one.replicas
         behind = left.get(twin, Behind(twin, 0.0, 0.0))
         if twin is one:
             behind = Behind(best, *paired(first, found))
-            now = behind.at(one, most, worth)
+            now = behind.at(one, most * best.replicas, worth)
             rival = Rival(one.name, one.option, now.load, now.value, half=behind.half)
             alone = Rival(best.name, best.option, 0.0, value[best])
             if one is best or weigh(alone, [rival], worth.value_of, errors, 0.0).equal:

@@ -33,7 +33,7 @@ from sarathi_sim.experiments.capacity.recommend import (
     whole,
     winner,
 )
-from sarathi_sim.experiments.capacity.search import Probe
+from sarathi_sim.experiments.capacity.search import Begun, Crossing, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.report.capacity_charts import capacity_charts, front
@@ -123,6 +123,34 @@ def price_at(rate: float, option: Option, prices: Prices) -> float:
     tokens = np.mean([request.output_tokens for request in option.deployment.requests])
     device = option.deployment.device.name
     return prices.of(device) * option.gpus / (3600 * rate * float(tokens)) * 1e6
+
+
+def test_a_contender_leaves_by_its_first_replications() -> None:
+    """Each replication of the third is 5 % below the first's, so it sustains 19 where that one
+    sustains 20. The second differs by chance, and stays; the fourth does what the third does."""
+    asked = wanted(gpus=2)
+    worth, (one, *_) = Worth(asked, load_prices(None)), deployable(asked)[0]
+    loads = {"a": (10.0, 8.0, 12.0, 9.0, 11.0), "b": (9.8, 8.0, 12.1, 8.85, 10.9)}
+    loads |= dict.fromkeys(("c", "d"), tuple(0.95 * load for load in loads["a"]))
+    began, of, nothing = {}, {}, SimpleNamespace()  # errors of op times cancel
+    for name, each in loads.items():
+        of[name] = worth.of(one.changed(name, one.scenario), 9.0)
+        probes: list[Any] = [
+            SimpleNamespace(probe=SimpleNamespace(seed=n), verdict=SimpleNamespace(rejected=0.0))
+            for n in range(5)
+        ]
+        plan: Any = SimpleNamespace(keep=0.9, whole=False)
+        crossings = [Crossing(load, probes[n], probes[n]) for n, load in enumerate(each)]
+        began[of[name]] = Begun(plan, crossings[0], tuple(crossings))
+    errors: Any = chosen_by.OpErrors(nothing)  # type: ignore[arg-type]
+    left = chosen_by._beaten(began, worth, errors)
+    assert left.keys() == {of["c"], of["d"]} and left[of["c"]] == left[of["d"]]
+    now = left[of["c"]].at(of["c"], 20.0, worth)
+    assert left[of["c"]].than is of["a"] and now.half == pytest.approx(0.0, abs=1e-12)
+    assert now.load * now.replicas == pytest.approx(19.0)
+    twins = {of[name]: began[of["a"]] for name in ("a", "b")}
+    left = chosen_by._beaten(twins, worth, errors)
+    assert {one.name: left[one].than.name for one in left} == {of["b"].name: of["a"].name}
 
 
 @pytest.mark.slow
