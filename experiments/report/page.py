@@ -136,7 +136,11 @@ def _set_axis(drawn: Any, axis: Axis, scale: Any, name: str) -> None:
     low, high = axis.ends
     if axis.rows:
         ends = (len(axis.rows) - 0.4, -0.6)
-        setattr(drawn, f"{name}_range", Range1d(*(ends if name == "y" else ends[::-1])))
+        setattr(
+            drawn,
+            f"{name}_range",
+            Range1d(*(ends if name == "y" else ends[::-1])),
+        )
         scale.ticker = FixedTicker(ticks=list(range(len(axis.rows))))
         scale.major_label_overrides = {at: fill(row, 26) for at, row in enumerate(axis.rows)}
         drawn.ygrid.visible = False
@@ -200,9 +204,25 @@ def _glyphs(drawn: Any, one: Series, chart: Chart, places: Sequence[Any], marker
     dash = _DASHES[one.dash] if isinstance(one.dash, str) else [4 * part for part in one.dash[1]]
     source, own = ColumnDataSource(data), {"mode": "after"} if one.kind == "step" else {}
     look |= {"line_dash": dash, "line_width": 2.4}
-    found = [getattr(drawn, one.kind)("x", "y", source=source, **look, **own)]
+    found = [
+        getattr(drawn, one.kind)(
+            "x",
+            "y",
+            source=source,
+            **look,
+            **own,
+        )
+    ]
     if one.marks:
-        found.append(drawn.scatter("x", "y", source=source, size=7, color=one.colour))
+        found.append(
+            drawn.scatter(
+                "x",
+                "y",
+                source=source,
+                size=7,
+                color=one.colour,
+            )
+        )
     if one.ends is not None:
         found.append(
             drawn.varea(

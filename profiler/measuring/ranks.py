@@ -47,8 +47,16 @@ def main() -> None:
     parser.add_argument("parent", nargs="?", help="the process that started this one, if ours")
     parser.add_argument("--backend", choices=("gloo", "nccl"), required=True)
     parser.add_argument("--store", help="a file to meet at; without it the variables of torchrun")
-    parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", "0")))
-    parser.add_argument("--world", type=int, default=int(os.environ.get("WORLD_SIZE", "1")))
+    parser.add_argument(
+        "--rank",
+        type=int,
+        default=int(os.environ.get("RANK", "0")),
+    )
+    parser.add_argument(
+        "--world",
+        type=int,
+        default=int(os.environ.get("WORLD_SIZE", "1")),
+    )
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--all-reduce", type=int, nargs="*", default=[], metavar="BYTES")
     parser.add_argument("--send-recv", type=int, nargs="*", default=[], metavar="BYTES")

@@ -99,7 +99,11 @@ class ShardOps:
     def measure(self, op: str, key: Key) -> Timing:
         """Time one point; if it fails, a Timing without a time, and with a note."""
         self.attention.kernel = None
-        timing = self._guarded(op, key, lambda: self.timer(self.call(op, key)))
+        timing = self._guarded(
+            op,
+            key,
+            lambda: self.timer(self.call(op, key)),
+        )
         if op in ATTENTION_POINTS and self.attention.kernel:
             return replace(timing, kernel=f"{self.attention.library} {self.attention.kernel}")
         return timing

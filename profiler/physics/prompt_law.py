@@ -71,7 +71,11 @@ class PromptLaw:
             sizes, rising = self._rising(float(calls))
             here = (many == calls) & (size <= sizes[-1])
             at = np.searchsorted(sizes, size[here])
-            least = np.where(at > 0, rising[np.maximum(at - 1, 0)], 0.0)
+            least = np.where(
+                at > 0,
+                rising[np.maximum(at - 1, 0)],
+                0.0,
+            )
             time[here] = np.clip(time[here], least, rising[at])
         return time.reshape(shape)
 
@@ -154,7 +158,12 @@ def _work(rows: Array, window: float) -> Array:
     """The law's counts for ``rows``: a column each."""
     chunk, heads, _, batch = rows.T
     walked = np.clip(chunk, _BLOCK, window + 2 * _BLOCK) - _BLOCK
-    pairs = attended_within(chunk, np.zeros_like(chunk), np.minimum(window, chunk), edge=0.0)
+    pairs = attended_within(
+        chunk,
+        np.zeros_like(chunk),
+        np.minimum(window, chunk),
+        edge=0.0,
+    )
     each = heads * batch
     return np.column_stack([np.ones_like(chunk), walked, each * chunk, each * pairs])
 

@@ -103,7 +103,11 @@ class Trees:
         scalars = arrays["scalars"]
         names = ("roots", "feature", "threshold", "left", "right", "value")
         stored = {name: arrays[name] for name in names}
-        return Trees(**stored, baseline=float(scalars[0]), depth=int(scalars[1]))
+        return Trees(
+            **stored,
+            baseline=float(scalars[0]),
+            depth=int(scalars[1]),
+        )
 
     @staticmethod
     def from_sklearn(model: Any) -> Trees:

@@ -159,7 +159,11 @@ class Decodes:
     def _held(self, flat: Tensor, call: _Call) -> Tensor:
         """(batch, at least longest, kv_heads, dim)."""
         if isinstance(call.held, slice):
-            return flat[call.held].view(-1, self._block_size, *flat.shape[1:])
+            return flat[call.held].view(
+                -1,
+                self._block_size,
+                *flat.shape[1:],
+            )
         assert call.held is not None
         blocks = flat.view(-1, self._block_size, *flat.shape[1:])[:, : call.longest]
         return blocks.index_select(0, call.held)

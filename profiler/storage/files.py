@@ -202,7 +202,16 @@ def exchange(first: Path, second: Path) -> None:
     except (AttributeError, OSError, TypeError):  # not Linux, or an old one
         _three_renames(first, second)
         return
-    if rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0:
+    if (
+        rename(
+            _HERE,
+            os.fsencode(first),
+            _HERE,
+            os.fsencode(second),
+            _EXCHANGE,
+        )
+        == 0
+    ):
         return
     code = ctypes.get_errno()
     if code not in _UNKNOWN:
