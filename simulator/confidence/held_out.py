@@ -96,7 +96,17 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
         if op in gemms:
             others = {o: (gemms[o], by_op[o][0][:, 0], by_op[o][1]) for o in gemms if o != op}
             far = far_gemm(gemms[op], others, float(points.max()))
-        found.append(OpTable(op, points, time, linear_fit, far, tile, gemms.get(op)))
+        found.append(
+            OpTable(
+                op,
+                points,
+                time,
+                linear_fit,
+                far,
+                tile,
+                gemms.get(op),
+            )
+        )
     for op in ATTENTION:
         if bundle.tables()[op].empty:  # an imported bundle may lack it
             continue

@@ -204,7 +204,13 @@ class _TwoPools(Simulation):
         """Take a request's next step at ``when``, together with all others of this rank."""
         places = self._together.setdefault((when, rank), [])
         if not places:
-            Moment(self.env, when - self.env.now, rank, self._take_steps, (when, rank))
+            Moment(
+                self.env,
+                when - self.env.now,
+                rank,
+                self._take_steps,
+                (when, rank),
+            )
         places.append(place)
 
     def _take_steps(self, moment: Moment) -> None:

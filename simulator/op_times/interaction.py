@@ -102,7 +102,15 @@ class _Layers:
 
     def predict(self, terms: WholeLayer) -> Floats:
         ops, decode = terms.scale * self.ops, terms.scale * self.decode
-        return ops + np.where(self.both, terms.mixing_s(ops, decode), 0.0) + terms.extra_s
+        return (
+            ops
+            + np.where(
+                self.both,
+                terms.mixing_s(ops, decode),
+                0.0,
+            )
+            + terms.extra_s
+        )
 
 
 def _fit_layer(layers: _Layers) -> WholeLayer:

@@ -170,7 +170,13 @@ class PhysicalSurface:
         self.coefficients = nnls(scaled / unit, np.ones(len(time_s)))[0] / unit
         left = np.log(time_s / (kind.terms(a, b) @ self.coefficients))
         features = kind.features(a, b)
-        self._trees = _fitted(features.shape, features.tobytes(), left.tobytes(), TREES, LEAVES)
+        self._trees = _fitted(
+            features.shape,
+            features.tobytes(),
+            left.tobytes(),
+            TREES,
+            LEAVES,
+        )
         left -= self._trees.predict(features)
         points = coordinates(a, b)
         self._nearest = NearestNDInterpolator(points, left, rescale=True)
