@@ -375,7 +375,7 @@ def _near(
         if (there := _breaks(one, slopes)) is None:
             break
         away = there / one.probe.load - 1
-        if abs(away) <= (nearest if before is None else NEAREST):
+        if abs(away) <= (nearest if before is None else nearest or NEAREST):
             return Crossing(there, one, one, slopes)
         before, step = one, min(max(abs(away), APART), 0.25)
         load = one.probe.load * (1 + math.copysign(step, away))

@@ -484,7 +484,7 @@ def test_slower_ops_cost_what_theory_says(tmp_path: Path) -> None:
     plan = replace(plan, pilot_requests=8000)  # means as good as those of theory
 
     def ratios() -> Search[tuple[float, float]]:
-        _, rough = yield from searching.pilot(plan)
+        rough = yield from searching.pilot(plan)
         assert isinstance(rough, Crossing)
         return (yield from asking._scaled_pilots(plan, rough, [0.9, 1.1]))
 
