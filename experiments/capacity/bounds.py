@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 from ..config.deployment import Deployment, PoolsDeployment, prompt_of
 from ..config.inputs import host_of
 from ..config.pools import HANDOVERS, acceptance_of
+from ..config.requests import Lengths
 from .options import Option
 from .slo import Objective
 
@@ -45,16 +45,14 @@ class Bounds:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.cost, self.layers = _cost(deployment), deployment.layers
-        refused = deployment.refused[0]
-        served = [one.id not in refused for one in deployment.requests]
-        requests = list(compress(deployment.requests, served))
-        each = slice(None, None, max(1, len(requests) // SAMPLE))
-        sample = requests[each]
+        lengths, served = Lengths.of(deployment.requests), slice(None)
+        if refused := deployment.refused[0]:
+            served = np.array([one.id not in refused for one in deployment.requests])
         own = new_tokens(deployment)[served]
-        here = np.array([one.prompt_tokens - one.remote_tokens for one in requests], np.float64)
-        self.new_tokens = np.minimum(own, here)
+        self.new_tokens = np.minimum(own, lengths.here[served])
+        each = slice(None, None, max(1, len(own) // SAMPLE))
         self.prompt = self.new_tokens[each]
-        tokens = np.array([request.output_tokens for request in sample], np.float64)
+        tokens = lengths.output[served][each].astype(np.float64)
         scenario = deployment.scenario
         drafts = 0 if scenario.speculation is None else scenario.speculation.draft_length
         mean = acceptance_of(scenario, deployment.model).mean if drafts else 1.0
@@ -62,7 +60,7 @@ class Bounds:
         self.decodes = (tokens - 1) / mean  # iterations, and below their rows: the first has fewer
         self.decode_rows = np.maximum(self.per_decode * self.decodes - drafts, self.decodes)
         self.rows_each = float(self.decode_rows.sum() / max(self.decodes.sum(), 1e-9)) or 1.0
-        held = np.array([request.prompt_tokens for request in sample], np.float64)
+        held = lengths.prompt[served][each].astype(np.float64)
         self.sequences = scenario.batching.max_batch or 1
         chunking = scenario.policy.build().chunking
         longest = int(held.max())
@@ -154,9 +152,9 @@ class Bounds:
 def new_tokens(deployment: Deployment) -> Floats:
     """Prompt tokens of each request that no earlier request left in a prefix cache."""
     cache, found, seen = deployment.scenario.kv_cache, [], dict[Hashable, int]()
-    shared = any(request.prefix for request in deployment.requests)
-    if cache is None or not cache.prefix_caching or not (shared or cache.prompts_cached):
-        return np.array([request.prompt_tokens for request in deployment.requests], np.float64)
+    lengths = Lengths.of(deployment.requests)
+    if cache is None or not cache.prefix_caching or not (lengths.prefixed or cache.prompts_cached):
+        return lengths.prompt.astype(np.float64)
     for request in deployment.requests:
         known = max((min(n, seen.get(name, 0)) for name, n in request.prefix), default=0)
         known = request.prompt_tokens if cache.prompts_cached else known

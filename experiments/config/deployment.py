@@ -69,7 +69,7 @@ from .pools import (
     scenario_of_drafter,
     speculation_note,
 )
-from .requests import Traffic, build_clients, build_requests
+from .requests import Lengths, Traffic, build_clients, build_requests
 from .room import Room, bytes_of_drafter, cached_share, pools_of, room_of
 from .scenario import POOLS, Batching, Disaggregation, KvCache, Scenario, Transfers
 from .workload import ZipfLengths
@@ -234,7 +234,8 @@ class Deployment:
         if not self.requests:
             return frozenset(), ""
         (scheduler,) = self.schedulers(1)
-        longest = max(self.requests, key=lambda request: request.prompt_tokens + request.max_tokens)
+        lengths = Lengths.of(self.requests)
+        longest = self.requests[int(np.argmax(lengths.prompt + lengths.most))]
         why = scheduler.refusal(longest)
         if why is None:  # then no shorter one is
             return frozenset(), ""
@@ -271,15 +272,15 @@ class Deployment:
         """The sizes of the predictor's tables: the largest that this workload can need. No
         micro-batch holds more sequences than there are requests or than reserve their KV tokens,
         and no chunk is longer than a prompt."""
-        scenario, requests = self.scenario, self.requests
+        scenario, requests, lengths = self.scenario, self.requests, Lengths.of(self.requests)
         assert scenario.batching.max_batch and scenario.cluster.max_length
         length = scenario.cluster.max_length
         sequences = min(scenario.batching.max_batch, max(1, len(requests)))
         if scenario.batching.kv_reservation == "declared" and requests:
-            least = min(r.prompt_tokens + r.max_tokens for r in requests)
+            least = int((lengths.prompt + lengths.most).min())
             sequences = min(sequences, max(1, self.kv_capacity // least))
-        fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= length)
-        longest = max(fitting, default=1)
+        fitting = lengths.prompt[lengths.prompt + lengths.output <= length]
+        longest = int(fitting.max(initial=1))
         chunking = scenario.policy.build().chunking
         if chunking is None:
             if scenario.kv_cache is not None:
@@ -486,7 +487,7 @@ def deploy(
         beside = bytes_of_drafter(drafts, drafter, requests, device, source)
     room = room_of(scenario, model, device, numbers, kept, beside, source)
     if room.kv_cache is not None:
-        _refuse_as_engine(scenario, room.kv_cache, requests, remote, source)
+        _refuse_as_engine(scenario, room.kv_cache, Lengths.of(requests), remote, source)
         requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
     # 4. The times of its ops and of its host.
     ops, digest = op_times_of(scenario, model, device, source)
@@ -690,15 +691,16 @@ def with_own_prompts(requests: Iterable[Request]) -> list[Request]:
 def _refuse_as_engine(
     scenario: Scenario,
     kv_cache: KvCache,
-    requests: Iterable[Request],
+    lengths: Lengths,
     remote: bool,
     source: Source,
 ) -> None:
     """Raise UserError for a setting with which the engine would not serve the requests."""
     policy, max_length = scenario.policy.build(), scenario.cluster.max_length
     assert is_pooled(policy) and max_length
-    prompts = [r.prompt_tokens for r in requests if r.prompt_tokens + r.max_tokens <= max_length]
-    longest = Longest(max(prompts, default=1), max_length, kv_cache.block_size, remote)
+    fitting = lengths.prompt[lengths.prompt + lengths.most <= max_length]
+    prompt = int(fitting.max(initial=1))
+    longest = Longest(prompt, max_length, kv_cache.block_size, remote)
     if refusal := policy.refusal(longest):
         key, problem = refusal
         raise source.error(f"policy.{key}", scenario.policy.described().get(key), problem)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +78,41 @@ def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | 
     return Conversations(_turns(sender, len(requests), scenario.seed), arrival_s, think_s)
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of each request: its prompt, its output, the declared most of it, and those of the
+    prompt that are computed here; whether any has a prefix."""
+
+    prompt: Ints
+    output: Ints
+    most: Ints
+    here: Ints
+    prefixed: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Lengths:
+        """Of a list of requests; of the :class:`Traffic` of many deployments read once."""
+        if isinstance(requests, Traffic):
+            return requests.lengths
+        rows = [
+            (one.prompt_tokens, one.output_tokens, one.max_tokens, one.remote_tokens)
+            for one in requests
+        ]
+        prompt, output, most, remote = np.array(rows, np.int64).reshape(-1, 4).T
+        return cls(prompt, output, most, prompt - remote, any(one.prefix for one in requests))
+
+
 class Traffic(list[Request]):
     """Requests; ``left_out`` is the number of rows of their trace without prompt or output, and
     ``said`` what else is to be said of it."""
 
     left_out = 0
     said: tuple[str, ...] = ()
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """See :class:`Lengths`."""
+        return Lengths.of([*self])
 
     @property
     def notes(self) -> list[str]:

@@ -151,7 +151,12 @@ def device_sha256(name: str) -> str:
 
 def list_devices() -> list[str]:
     """Names of the shipped devices, sorted."""
-    return sorted(path.stem for path in (data_dir() / "devices").glob("*.yaml"))
+    return list(_listed(data_dir() / "devices"))
+
+
+@cache
+def _listed(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
 #: Shipped devices by the product name that NVIDIA's driver reports, where it is not theirs.

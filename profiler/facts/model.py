@@ -266,7 +266,7 @@ class ModelSpec:
         biases = wide + self.hidden_size if self.experts.bias else 0
         return self.hidden_size * (wide + self.experts.intermediate_size) + biases
 
-    @property
+    @cached_property
     def biased_gemms(self) -> frozenset[str]:
         """The GEMMs that add a bias."""
         shard = self.shard(1)

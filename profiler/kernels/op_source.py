@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from ..bundle.schema import bundle_path, find_bundle
@@ -37,7 +38,7 @@ def op_source(
             "take the closest shipped one (engine.op_scale multiplies its op times), or profile it"
         )
     if kernels is not None:
-        return StackTimes(device.name, kernels, model, tp)
+        return _stack_times(device.name, kernels, model, tp)
     root = data_dir() / "profiles" if profiles is None else profiles
     path = bundle_path(root, device.name, model.name, tp)
     if (path / "meta.yaml").is_file():
@@ -45,6 +46,11 @@ def op_source(
     if profiles is None and device.name in list_devices():
         return DeviceTimes(device.name, model, tp)
     return find_bundle(root, device.name, model.name, tp)
+
+
+@lru_cache(maxsize=64)  # of hundreds of deployments few differ in it
+def _stack_times(device: str, kernels: Kernels, model: ModelSpec, tp: int) -> StackTimes:
+    return StackTimes(device, kernels, model, tp)
 
 
 def served_formats(model: ModelSpec, device: str | None, stack: str | None) -> dict[str, str]:
