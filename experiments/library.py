@@ -7,6 +7,7 @@ keeps nothing, where the command writes ``runs/NAME``.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -193,7 +194,7 @@ def sweep(
         store.open(resume)
         try:
             with store.locked():
-                execute(plan, store, backend, progress, report, say)
+                deque(execute(plan, store, backend, progress, report, say), maxlen=0)
         except BaseException as error:
             if report.wall_s:  # it had begun
                 error.add_note(

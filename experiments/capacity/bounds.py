@@ -45,7 +45,7 @@ class Bounds:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.cost, self.layers = _cost(deployment), deployment.layers
-        lengths, served = Lengths.of(deployment.requests), slice(None)
+        lengths, served = Lengths.of(deployment.requests), np.full(len(deployment.requests), True)
         if refused := deployment.refused[0]:
             served = np.array([one.id not in refused for one in deployment.requests])
         own = new_tokens(deployment)[served]

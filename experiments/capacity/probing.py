@@ -12,9 +12,11 @@ DIR/summary.json      the question and the answer
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -39,15 +41,21 @@ probes with the tables that they keep."""
 AXES = ("deployment", "load", "requests", "slower", "seed")
 
 
+class OutOfTimeError(Exception):
+    """A search has reached its time limit."""
+
+
 @dataclass
 class Laboratory:
-    """The folder, the backend and the question of probes."""
+    """The folder, the backend and the question of probes; the monotonic time ``until`` which they
+    may be made."""
 
     section: CapacitySection
     store: Store
     backend: Backend
     progress: Progress = silent
     say: Say = silent
+    until: float = math.inf
     report: Report = field(default_factory=lambda: Report(0))
     runs: dict[str, Run] = field(default_factory=dict)
 
@@ -55,7 +63,15 @@ class Laboratory:
         self, searches: Mapping[Option, Search[T]], before: int = 0, total: int | None = None
     ) -> dict[Option, T | str]:
         """The results of the searches; the error of a search with a failed run. Call it under the
-        store's lock. Of ``total`` deployments ``before`` are done already."""
+        store's lock. Of ``total`` deployments ``before`` are done already. Raises OutOfTimeError
+        where it is later than ``until``."""
+        *_, found = self.ended(searches, before, total)
+        return found
+
+    def ended(
+        self, searches: Mapping[Option, Search[T]], before: int = 0, total: int | None = None
+    ) -> Iterator[dict[Option, T | str]]:
+        """As :meth:`pursue`: the results so far, whenever a search has ended; then all of them."""
         chase = _Chase(self, searches, before, total or len(searches))
         plan = SweepPlan(
             "",
@@ -68,9 +84,16 @@ class Laboratory:
         )
         self.report.total += len(plan.runs)
         told = (self.progress, self.report, self.say)
-        execute(plan, self.store, self.backend, *told, chase.follow)
+        known = 0
+        with closing(execute(plan, self.store, self.backend, *told, chase.follow)) as outcomes:
+            for _ in outcomes:
+                if len(chase.found) > known:
+                    known = len(chase.found)
+                    yield chase.found
+                if time.monotonic() > self.until:
+                    raise OutOfTimeError
         self.runs |= chase.runs
-        return chase.found
+        yield chase.found
 
     def write_tables(self) -> None:
         """Write the tables of the probes' sweep, in an order that does not depend on the time."""

@@ -6,6 +6,7 @@ differences show. Each replication's capacity is searched again from the unchang
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import (
     Callable,
     Collection,
@@ -355,7 +356,7 @@ def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Opti
     listed = tuple(run for each in runs.values() for run in each)
     axes = ("deployment", "factor", "times", "seed")
     plan = SweepPlan("", "sensitivity", "", axes, None, listed, ())
-    execute(plan, lab.store, lab.backend, lab.progress, lab.report, lab.say)
+    deque(execute(plan, lab.store, lab.backend, lab.progress, lab.report, lab.say), maxlen=0)
     found, failed = Values(), lab.report.failures
     for key, each in runs.items():
         if errors := [failed[run.key] for run in each if run.key in failed]:

@@ -23,14 +23,14 @@ from .plan import code_fingerprint
 BUNDLE_S = 0.5
 """Seconds of work that a bundle should hold: sending one costs a few milliseconds."""
 
-PATIENCE_S = 60.0
-"""Seconds without any result after which a backend says what is under way; then twice as many."""
+LOOK_S = 1.0
+"""Seconds without any result after which a backend says what is under way."""
 
 
 Outcomes = Generator[tuple[Outcome, Any, Any], None, None]
 """What comes of bundles: "returned", the jobs and their results; "raised", the jobs and an error;
-"lost", the jobs whose worker died, and None; or "waiting" where no result has come for a while: the
-jobs under way by worker, and the seconds."""
+"lost", the jobs whose worker died, and None; or "waiting" where no result comes, every
+:data:`LOOK_S`: the jobs under way by worker, and the seconds since the last one came."""
 
 
 class Bundles:
@@ -101,7 +101,7 @@ class LocalProcesses(Workers):
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         """Yield what comes of each bundle. Raises UserError where workers cannot be started."""
-        return self.calls(work, bundles, ahead, PATIENCE_S)
+        return self.calls(work, bundles, ahead, LOOK_S)
 
 
 def processors() -> int:
@@ -115,8 +115,6 @@ CONNECT_S = 10
 """How long a sweep waits for the scheduler's answer, and for the cluster's first worker."""
 WITHOUT_WORKERS_S = 60
 """How long it waits for a cluster that has lost its last worker to get another one."""
-LOOK_S = 1.0
-"""How often it looks for workers that are new."""
 
 # Text, because a worker ends, and says nothing to us, if it cannot unpickle a function of ours (or
 # its arguments): so Dask reads them within the call. The modules of a run are imported before their
@@ -197,7 +195,6 @@ class DaskWorkers:
         under_way: dict[Any, list[Job]] = {}
         finished: SimpleQueue[Any] = SimpleQueue()
         last = looked = time.monotonic()
-        patience = PATIENCE_S
         while True:
             while len(under_way) < ahead and (jobs := next(bundles, None)) is not None:
                 sent = self._dask.protocol.serialize(jobs, serializers=("pickle",))
@@ -214,10 +211,10 @@ class DaskWorkers:
                 looked = time.monotonic()
             if future is not None:
                 yield self._outcome(future, under_way.pop(future))
-                last, patience = time.monotonic(), PATIENCE_S
-            elif (waited_s := time.monotonic() - last) >= patience:
-                yield "waiting", {"the cluster": list(chain(*under_way.values()))}, waited_s
-                patience *= 2
+                last = time.monotonic()
+            else:
+                listed = {"the cluster": list(chain(*under_way.values()))}
+                yield "waiting", listed, time.monotonic() - last
 
     def _outcome(self, future: Any, jobs: list[Job]) -> tuple[Outcome, Any, Any]:
         """What came of a finished bundle. If the worker that has the result has ended, the cluster

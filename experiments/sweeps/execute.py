@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,8 @@ from .jobs import Job
 from .plan import Run, SweepPlan, coordinates
 from .store import RESULTS, Store
 
+PATIENCE_S = 60.0
+"""Seconds without any result after which it is said what is under way; then twice as many."""
 ATTEMPTS = 3
 """Attempts for a run whose worker dies. At the last one nothing else runs beside it, so that a run
 that kills its worker is told from runs that died beside it."""
@@ -91,10 +93,11 @@ def execute(
     report: Report | None = None,
     say: Say = silent,
     follow: Follow | None = None,
-) -> Report:
-    """Simulate the missing runs of the folder and write its tables, however the sweep ends.
-    ``report`` is filled in on the way, ``say`` gets messages for the user. With ``follow`` results
-    lead to further runs; they come last in the tables, sorted by key."""
+) -> Generator[Report, None, None]:
+    """Simulate the missing runs of the folder and write its tables, however the sweep ends. Yields
+    the ``report``, which is filled in on the way, whenever something has come, and about once a
+    second. ``say`` gets messages for the user. With ``follow`` results lead to further runs; they
+    come last in the tables, sorted by key."""
     unique = {run.key: run for run in plan.runs}
     report = report or Report(len(unique))
     store.drop_failures()
@@ -117,10 +120,10 @@ def execute(
 
     lost = missing(unique.values())
 
-    def taken_in(what: list[Job], attempt: int) -> list[Job]:
+    def taken_in(what: list[Job], attempt: int) -> Generator[Report, None, list[Job]]:
         """One pass over jobs; returns the jobs whose workers died."""
         nonlocal work_s
-        lost: list[Job] = []
+        lost, patience_s = list[Job](), PATIENCE_S
         bundles = Bundles(what, backend.workers, single=attempt > 0)
         ahead = 1 if attempt == ATTEMPTS - 1 else 2 * backend.workers
         with closing(backend.run(bundles, ahead=ahead)) as outcomes:
@@ -128,11 +131,14 @@ def execute(
                 if kind == "raised":
                     raise value
                 elif kind == "waiting":
-                    say(waited_for(jobs, value))
+                    if value >= patience_s:
+                        say(waited_for(jobs, value))
+                        patience_s *= 2
                 elif kind == "lost":
                     lost += jobs
                     report.lost_workers += 1
                 else:
+                    patience_s = PATIENCE_S
                     bundles.took(value)
                     for result in value:
                         work_s += result.seconds
@@ -147,12 +153,13 @@ def execute(
                             report.total += len(more)
                             bundles.add(missing(more))
                     progress("runs", report.finished + len(report.failures), report.total)
+                yield report
         return lost
 
     try:
         for attempt in range(ATTEMPTS):
             if lost:
-                lost = taken_in(lost, attempt)
+                lost = yield from taken_in(lost, attempt)
         for job in lost:
             text = f"its worker died {ATTEMPTS} times, the last time with nothing else running"
             report.failures[job.run.key] = text
@@ -163,7 +170,7 @@ def execute(
         planned = {run.key for run in plan.runs}
         further = [unique[key] for key in sorted(unique.keys() - planned)]
         write_tables(replace(plan, runs=(*plan.runs, *further)), store, report.failures)
-    return report
+    yield report
 
 
 def waited_for(under_way: dict[str, list[Job]], seconds: float) -> str:

@@ -280,17 +280,17 @@ class Workers:
         function: Callable[..., object],
         items: Iterable[object],
         ahead: int | None = None,
-        patience_s: float = inf,
+        look_s: float = inf,
     ) -> Generator[tuple[Outcome, Any, Any], None, None]:
         """Call ``function(item, told)`` for each item, at most ``ahead`` (all workers) at a time.
 
         Yields ("returned", item, value) as they come, or ("raised", item, error); ("lost", item,
-        None) where the worker died; and ("waiting", the items under way by worker, seconds) where
-        nothing has come for ``patience_s``, then for twice as long.
+        None) where the worker died; and every ``look_s`` in which nothing has come ("waiting", the
+        items under way by worker, the seconds since the last came).
         Raises UserError where workers cannot be started.
         """
         left, at_once = iter(items), min(ahead or self._count, self._count)
-        patience, last = patience_s, time.monotonic()
+        last = time.monotonic()
         while True:
             while len(self._busy) < at_once and (item := next(left, None)) is not None:
                 worker = self._idle.pop() if self._idle else Worker(self._outcomes, self._modules)
@@ -299,9 +299,7 @@ class Workers:
             if not self._busy:
                 return
             try:
-                worker, kind, value = self._outcomes.get(
-                    timeout=None if patience == inf else patience
-                )
+                worker, kind, value = self._outcomes.get(timeout=None if look_s == inf else look_s)
             except Empty:
                 now = time.monotonic()
                 under_way = {
@@ -309,12 +307,11 @@ class Workers:
                     for worker, item in self._busy.items()
                 }
                 yield "waiting", under_way, now - last
-                patience *= 2
                 continue
             if kind == "told" or worker not in self._busy:  # it was ended earlier
                 continue
             done = self._busy.pop(worker)
-            patience, last = patience_s, time.monotonic()
+            last = time.monotonic()
             if kind == "lost":
                 self._check_start(worker)
             else:

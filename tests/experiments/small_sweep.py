@@ -64,4 +64,5 @@ def swept(
     store = Store(folder)
     store.open(resume)
     with closing(backend):
-        return execute(plan, store, backend, say=say)
+        *_, report = execute(plan, store, backend, say=say)
+        return report

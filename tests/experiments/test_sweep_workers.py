@@ -129,7 +129,8 @@ def test_two_processes_give_the_same_bytes_and_leave_neither_process_nor_thread(
     store = Store(tmp_path / "sweep")
     store.open(False)
     with closing(backend):
-        execute(tiny_plan, store, backend, progress=lambda *_: pids.extend(backend.processes))
+        for _ in execute(tiny_plan, store, backend):
+            pids += backend.processes
     assert tree(tmp_path / "sweep") == tiny_files
     assert pids and backend.processes == []
     assert gone(pids, seconds=PATIENCE_S)

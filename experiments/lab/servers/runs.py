@@ -7,6 +7,7 @@ other servers were off. Rows with a full KV cache are simulated again under join
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -196,7 +197,7 @@ def simulate_rows(
             tuple(runs.values()),
             (),
         )
-        execute(sweep, at.store, at.backend, at.progress, report, at.say)
+        deque(execute(sweep, at.store, at.backend, at.progress, report, at.say), maxlen=0)
     failed = ((id, run.key) for (_, id), (run, _) in planned.items() if run.key in report.failures)
     refused |= {id: report.failures[key] for id, key in failed}
     found: dict[str, Outcomes] = {name: {} for name in variants}
