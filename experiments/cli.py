@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from io import BufferedWriter, FileIO, TextIOWrapper
 from types import GenericAlias, UnionType
-from typing import Annotated, Any, NoReturn, TextIO, get_args
+from typing import Annotated, Any, Literal, NoReturn, TextIO, get_args, get_origin
 
 import typer
 from typer.core import TyperGroup
@@ -34,6 +34,7 @@ from sarathi_sim.profiler.storage.child import default_to_one_thread, silent
 from sarathi_sim.profiler.storage.strict import UserError
 from . import library, own_server
 from .options import RUNS, Choosing
+from .report.section import Result
 
 # What a wrong option raises; typer handles it, but has no name for it.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
@@ -231,9 +232,11 @@ def command(
 
     def called(**given: Any) -> None:
         from .report.render import ProgressBar, consoles, print_result
+        from .report.render import as_json as answer_as_json
 
         as_json = given.pop("json", False)
         quietly = given.pop("quiet", as_json and not aside)
+        lines = given.pop("lines", None) is not None
         whole = given.pop("verbose", not verbose)
         used = dry if given.pop("dry_run", False) and dry is not None else function
         if "out" in given and given["out"] is None:
@@ -242,10 +245,23 @@ def command(
         passed = {n: value for n, value in given.items() if value is not None and n in taken}
         if "say" in taken:
             passed["say"] = silent if quietly else partial(typer.echo, err=True)
-        with ProgressBar(consoles()[1], enabled=not quietly) as progress:
-            if "progress" in taken:
-                passed["progress"] = progress
-            found = used(**passed)
+        found = None
+        try:
+            with ProgressBar(consoles()[1], enabled=not quietly) as progress:
+                if "progress" in taken:
+                    passed["progress"] = progress
+                found = answers = used(**passed)
+                for found in answers if isinstance(answers, Iterator) else ():
+                    if lines:
+                        typer.echo(answer_as_json(found, None), nl=False)
+                    elif found.section is not None:
+                        progress.show(found.section)
+        except KeyboardInterrupt:  # what is known by then
+            if isinstance(found, Result) and not lines:
+                print_result(found, json=as_json, quiet=quietly, verbose=whole)
+            raise
+        if lines:
+            return
         answer = found if used is dry else result(found, given.get("out"))
         print_result(answer, json=as_json, quiet=quietly, verbose=whole)
         if answer.code:
@@ -259,8 +275,12 @@ def command(
     }
     for name, said in flags.items():
         if said:
-            kind = Annotated[bool, _option(name, False, [said])]
+            kind: Any = Annotated[bool, _option(name, False, [said])]
             options[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+    if get_origin(signature(function).return_annotation) is Iterator:
+        said = "json: print each partial answer, and the whole one, in a line on stdout."
+        kind = Annotated[Literal["json"] | None, _option("lines", None, ["--progress", said])]
+        options["lines"] = Parameter("lines", Parameter.KEYWORD_ONLY, default=None, annotation=kind)
     called.__signature__ = Signature([*options.values()])  # type: ignore[attr-defined]
     called.__annotations__ = {name: one.annotation for name, one in options.items()}
     called.__doc__ = function.__doc__
@@ -338,7 +358,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Decide": {
         "capacity": command(library.capacity, out=RUNS),
-        "recommend": command(library.recommend, out=RUNS),
+        "recommend": command(library.partial_answers, out=RUNS),
     },
     "Your own server": {
         "profile": command(own_server.profile, json=False),

@@ -6,9 +6,11 @@ A parameter without an option (``progress``, ``say``) is Python's alone; there `
 keeps nothing, where the command writes ``runs/NAME``.
 """
 
+import math
 import re
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -43,8 +45,10 @@ from .options import (
     backend_of,
     further,
     in_a_paragraph,
+    last_of,
     named,
     refuse_options,
+    seconds_of,
     written,
 )
 from .report.section import Result, Section, Table, sentence
@@ -253,31 +257,49 @@ def _searched(
     place: tuple[Folder | None, str],
     section: "CapacitySection",
     how: tuple[int | str | None, Progress, Say],
-    search: "Callable[[Laboratory], dict[str, Any]]",
+    search: "Callable[[Laboratory], Iterable[dict[str, Any]]]",
     section_of: Callable[[None, Mapping[str, Any]], Section],
     files: Callable[[dict[str, Any]], Mapping[str, bytes]],
-) -> Result:
-    """The answer of a ``search`` with simulations; with its ``files`` and figures in the folder of
-    ``place``, if that is not None, or named after its second part. ``how``: workers, progress and
-    say."""
-    from .capacity.probing import Laboratory, probes_in, write_result
+    limit_s: float = math.inf,
+) -> Iterator[Result]:
+    """The answers of a ``search`` with simulations, partial ones first; the last one's ``files``
+    and figures go into the folder of ``place``, if that is not None, or named after its second
+    part. ``how``: workers, progress and say. After ``limit_s`` the last partial answer is the
+    last; also if the search is interrupted, after its files are written."""
+    from .capacity.probing import Laboratory, OutOfTimeError, probes_in, write_result
     from .report.capacity_charts import capacity_charts
     from .report.section import heading_of
 
-    out, name = place
-    with ExitStack() as stack:
-        folder = _folder(out, name, stack)
-        backend = stack.enter_context(backend_of(how[0]))
-        store = stack.enter_context(probes_in(folder, kind))
-        content = search(Laboratory(section, store, backend, *how[1:]))
-        answer = section_of(None, content)
-        content |= answer.words()
+    (out, name), until = place, time.monotonic() + limit_s
+    content: dict[str, Any] = {}
+
+    def write() -> None:
         if out is not None:
             from .report.draw import figure_files
 
             figures = figure_files(capacity_charts(content), heading_of(content))
             write_result(folder, kind, {**files(content), **figures})
-    return Result(content, answer, written=written(out, folder))
+
+    with ExitStack() as stack:
+        folder = _folder(out, name, stack)
+        backend = stack.enter_context(backend_of(how[0]))
+        store = stack.enter_context(probes_in(folder, kind))
+        try:
+            for content in search(Laboratory(section, store, backend, *how[1:], until)):
+                answer = section_of(None, content)
+                content |= answer.words()
+                if content.get("open"):
+                    yield Result(content, answer)
+        except OutOfTimeError:
+            if not content:
+                raise UserError(f"--time-limit: nothing is known after {limit_s:g} s") from None
+        except (KeyboardInterrupt, GeneratorExit) as stop:
+            if content:
+                write()
+                stop.add_note("stopped: the same command goes on from here")
+            raise
+        write()
+    yield Result(content, answer, written=written(out, folder))
 
 
 def workload(
@@ -533,9 +555,9 @@ def capacity(
         asked = read_sensitivity(
             config, changes, workload, by=by, only=names, metrics=metrics, replications=replications
         )
-        found = _searched(
+        (found,) = _searched(
             *(SENSITIVITY_FORMAT, (out, f"{asked.draft.header.name}_sensitivity"), asked.section),
-            *(how, lambda lab: changed(lab, asked), sensitivity_section),
+            *(how, lambda lab: [changed(lab, asked)], sensitivity_section),
             lambda content: sensitivity_files(asked, content),
         )
         found.table = table_of(found)
@@ -546,9 +568,9 @@ def capacity(
     costs = load_prices(prices)
     for option in options:
         refuse_of_session(option.scenario, draft.source)
-    found = _searched(
+    (found,) = _searched(
         *(CAPACITY_FORMAT, (out, draft.header.name), section, how),
-        lambda lab: answered(lab, draft, options, bands, costs, refine),
+        lambda lab: [answered(lab, draft, options, bands, costs, refine)],
         capacity_section,
         lambda content: result_files(draft, section, content),
     )
@@ -556,7 +578,7 @@ def capacity(
     return found
 
 
-def recommend(
+def partial_answers(
     model: ModelOption,
     device: Annotated[Words, "Devices, with commas."],
     slo: Annotated[str | None, "Such as 'p99 ttft 1s, p99 tbt 50ms'."] = None,
@@ -583,11 +605,14 @@ def recommend(
         "holds, as 0.8,0.6.",
     ] = None,
     changes: Annotated[SetText, "--set", "NAME=VALUE", in_a_paragraph(Choosing)] = (),
+    time_limit: Annotated[
+        float | str | None, "TIME", "Answer with what is known then, as 10s or 2min.", str | None
+    ] = None,
     out: Annotated[OutText, "[default: runs/recommend]"] = None,
     workers: WorkersOption = None,
     progress: Progress = silent,
     say: Say = silent,
-) -> Result:
+) -> Iterator[Result]:
     """Find the best deployment under an SLO.
 
     That is the one that sustains most on the GPUs, or costs least for a rate. Layouts, token
@@ -598,6 +623,9 @@ def recommend(
     --speculation draft lengths. --policy sarathi chooses a chunk size and the largest batch:
     all requests come at once, the most tokens/s win, and --slo may be left out or bound p99
     tbt; --seqs is the largest batch to try.
+
+    The answer grows: a first one after seconds, the whole one at the end. One that --time-limit
+    or Ctrl-C has ended is not settled; the same command goes on from there.
 
     \b
     Examples:
@@ -642,7 +670,8 @@ def recommend(
             progress=lambda done, total: progress("simulations", done, total),
         )
         answer = chunk_section(content)
-        return Result(content | answer.words(), answer)
+        yield Result(content | answer.words(), answer)
+        return
     if slo is None:
         raise UserError("--slo: is missing: such as 'p99 ttft 1s, p99 tbt 50ms'")
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
@@ -652,17 +681,21 @@ def recommend(
         *(pools, speculation, drafts),
     )
     costs = load_prices(chosen.prices)
-    found = _searched(
+    for found in _searched(
         *(RECOMMEND_FORMAT, (out, "recommend"), wanted.section, (workers, progress, say)),
         lambda lab: recommended(lab, wanted, costs, say, chosen.refine),
         recommend_section,
         lambda content: recommend_files(wanted, content),
-    )
-    if out is not None and found["command"] and found.section is not None:
-        whole = "cat" if found["deployments"][0].get("pools") else "sh"
-        launch = f"{whole} {found.written[0] / 'launch.sh'}"
-        found.section = replace(found.section, command=launch)
-    return found
+        seconds_of("--time-limit", time_limit),
+    ):
+        if found.written and found["command"] and found.section is not None:
+            several = any(one.get("pools") for one in found["deployments"][:1])
+            launch = f"{'cat' if several else 'sh'} {found.written[0] / 'launch.sh'}"
+            found.section = replace(found.section, command=launch)
+        yield found
+
+
+recommend = last_of(partial_answers, "recommend")
 
 
 def list_(

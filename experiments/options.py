@@ -1,9 +1,12 @@
 """The options that several commands have, each with its words, and how their text is read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 import typer
 from annotated_types import Ge, Le
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from .config.loading import Experiment
     from .sweeps.backends import Backend
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Folder = str | Path
 
@@ -56,6 +60,31 @@ def further(kind: type[T], assignments: Assignments) -> T:
         pairs = ((text, text.partition("=")) for text in assignments)
         assignments = {name: parse_yaml(value, f"--set {text}") for text, (name, _, value) in pairs}
     return parse(kind, assignments, "--set")
+
+
+def last_of(function: Callable[P, Iterator[T]], name: str) -> Callable[P, T]:
+    """The function ``name`` with the same parameters, which returns the last of its results."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        *_, found = function(*args, **kwargs)
+        return found
+
+    called.__name__ = called.__qualname__ = name
+    return called
+
+
+_UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
+
+
+def seconds_of(option: str, given: float | str | None) -> float:
+    """A time such as 10, 10s, 2min or 1h; without one infinity. Raises UserError."""
+    if given is None:
+        return math.inf
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(s|min|h|)", str(given))
+    if match is None or not 0 < (seconds := float(match[1]) * _UNITS[match[2]]) < 1e7:
+        raise UserError(f"{option} {str(given)[:99]}: expected a time such as 10s, 2min or 1h")
+    return seconds
 
 
 def refuse_options(options: Mapping[str, object], where: str) -> None:

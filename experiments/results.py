@@ -229,9 +229,10 @@ def csv_bytes(table: Table) -> bytes:
     return "".join(f"{','.join(map(str, row))}\n" for row in (table, *rows)).encode()
 
 
-def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """A file of JSON with the version of its fields, in which NaN and infinities are null."""
-    text = json.dumps({**to_json(content), "schema": SCHEMA}, indent=2, allow_nan=False)
+def json_bytes(content: Mapping[str, Any], indent: int | None = 2) -> bytes:
+    """A file of JSON with the version of its fields, in which NaN and infinities are null. Without
+    ``indent`` it is one line."""
+    text = json.dumps({**to_json(content), "schema": SCHEMA}, indent=indent, allow_nan=False)
     return f"{text}\n".encode()
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sarathi_sim.experiments.library import compare as compare
     from sarathi_sim.experiments.library import list_ as list_
     from sarathi_sim.experiments.library import load as load
+    from sarathi_sim.experiments.library import partial_answers as partial_answers
     from sarathi_sim.experiments.library import plan as plan
     from sarathi_sim.experiments.library import plot as plot
     from sarathi_sim.experiments.library import read as read
@@ -43,7 +44,8 @@ _NAMES = {
     "experiments.config.loading": "Experiment",
     "experiments.report.section": "Result",
     "experiments.library": (
-        "capacity check compare list_ load plan plot read recommend report run sweep workload"
+        "capacity check compare list_ load partial_answers plan plot read recommend report run "
+        "sweep workload"
     ),
     "experiments.own_server": "fit profile score tune",
     "experiments.results": "Tables",

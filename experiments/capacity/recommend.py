@@ -3,13 +3,14 @@
 Layouts that do not fit, or break the SLO with a single request, are dropped without a simulation.
 The others race with short runs of one replica, in the order of their bounds: each first at the load
 that would make it nearly as good as the best. For the best few the search for a capacity begins;
-those that its first replications show to be worse leave, and the others are settled."""
+those that its first replications show to be worse leave, and the others are settled. On the way
+there are partial answers: the first after one race, of the layout with the highest bound."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, product
 from typing import Any
@@ -24,6 +25,7 @@ from ..config.base import Source
 from ..config.loading import check_scenario
 from ..config.pools import without_hidden
 from ..results import SUMMARY, json_bytes
+from ..sweeps.backends import InProcess
 from ..sweeps.points import apart, between
 from .answer import (
     COSTS,
@@ -43,7 +45,7 @@ from .answer import (
 )
 from .bounds import alone, most_requests_per_s
 from .launch import TRACE, Launch, launch, load_test
-from .options import Left, Option, Wanted, deployable, named, plan_of
+from .options import Described, Left, Option, Wanted, deployable, layouts, named, plan_of
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
 from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, paired, weigh
@@ -54,8 +56,8 @@ FINALISTS = 4
 """Deployments that are searched exactly, at first."""
 MOST_SEARCHED = 8
 """Most deployments that are searched exactly."""
-FIRST, WAVE = 2, 16
-"""Deployments screened side by side before they are compared again: the first time, and later."""
+WAVE = 16
+"""Deployments screened side by side before they are compared again."""
 SCREENING = 0.05
 """The tolerance of screening: within it of the best a deployment is searched, too."""
 BEHIND, MARGIN = 0.3, 0.1
@@ -66,6 +68,9 @@ MUCH_LESS = 0.5
 """The part of the best's load below which its neighbour sustains much less."""
 LIKELY = 0.6
 """The part of its bound at which the search for a deployment without a rival starts."""
+ROUGH = (0.7, 1.15)
+"""Parts of a screened load between which the settled one lies, 9 times in 10: chosen with 30
+questions, and checked with 30 others (docs/capacity.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +92,12 @@ class Screened:
     def name(self) -> str:
         """With the number of replicas."""
         return whole(self.option, self.replicas).name
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Between which its settled load lies."""
+        low, high = ROUGH if self.half is None else (math.exp(-self.half), math.exp(self.half))
+        return low * self.load, high * self.load
 
 
 @dataclass(frozen=True)
@@ -151,10 +162,23 @@ class AtRate:
 
 
 @dataclass(frozen=True)
+class Open:
+    """What a partial answer leaves open: how many deployments have not run (``not_run``), and how
+    many contenders are not settled. The settled best has a value, and the first of the partial
+    answer's takes a number of servers, ``between`` and ``servers`` 9 times in 10."""
+
+    not_run: int
+    not_settled: int
+    between: tuple[float, float]
+    servers: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """The finalists' answers, the best first; the other screened deployments; why others were
     dropped. ``checked``: by name, the runs at the rate. ``options``: all possible deployments, one
-    replica each. ``weighed``: what is equal to the first, and what it saves."""
+    replica each. ``weighed``: what is equal to the first, and what it saves. A partial one has no
+    finalists, but all that is known as ``screened``, and what is ``open``."""
 
     finalists: list[Answer]
     screened: list[Screened]
@@ -162,48 +186,66 @@ class Recommendation:
     checked: dict[str, AtRate]
     options: list[Option] = field(default_factory=list)
     weighed: Weighed = NOT_WEIGHED
+    open: Open | None = None
 
 
-def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Recommendation:
-    """The best deployments. Raises UserError where none keeps the SLO, under the rate if any."""
-    options, dropped = deployable(wanted)
-    if wanted.pools:
-        pools = pool_layouts(wanted, options, lab.section.objectives, prices.of)
-        further, unfit = deployable(wanted, pools)
-        options, dropped = [*options, *further], dropped | unfit
-    bounded, worth = dict[Option, float](), Worth(wanted, prices)
-    lone, objectives = dict[str, tuple[float, str]](), lab.section.objectives
-    for number, option in enumerate(options):
-        lab.progress("bounds", number, len(options))
-        lone[option.name] = alone(option, objectives)
-        if why := lone[option.name][1]:
-            dropped[option.name] = Left("alone", clause=why)
-        elif why := worth.too_many(option, most := most_requests_per_s(option, objectives)):
-            dropped[option.name] = Left("rate", at=most, clause=why)
-        else:
-            bounded[option] = most
-    lab.progress("bounds", len(options), len(options))
+def recommendations(
+    lab: Laboratory, wanted: Wanted, prices: Prices, say: Say
+) -> Iterator[Recommendation]:
+    """The best deployments: partial answers, and then the whole one. Raises UserError where none
+    keeps the SLO, under the rate if any."""
+    race = Race(lab, Worth(wanted, prices))
+    worth, dropped = race.worth, race.dropped
+    for _ in screen(race):
+        yield from race.partial(race.found)
     screened = []
-    for one in screen(lab, worth, bounded, dropped, say):
+    for one in race.found:
         if why := worth.too_many(one.option, one.load):
             dropped[one.option.name] = Left("rate", at=one.load, clause=why)
         else:
             screened.append(one)
     if not screened:
-        raise UserError(_nothing(wanted, dropped, lone))
+        raise UserError(_nothing(wanted, dropped, race.lone))
     began, chosen = dict[Screened, Begun | Capacity | str](), finalists(screened)
+
+    def known(not_settled: int, settled: Sequence[Answer] = ()) -> Iterator[Recommendation]:
+        """The partial answer when some searches have begun, and some of them are settled."""
+        loads = {one: _load(one, found) for one, found in began.items()}
+        rows = [one for _, one in _not_searched(screened, loads, worth)]
+        done = {each.option.name: each for each in settled}
+        for one, load in loads.items():
+            found, ended = began[one], done.get(one.name)
+            ends = found.quantile.interval if isinstance(found, Begun) else (1.0, 1.0)
+            if ended is not None and ended.load:
+                load = ended.load / (1 if one.option.pooled else one.replicas)
+                ends = ended.interval
+            if load:
+                half = math.log(ends[1] / ends[0]) / 2
+                now = replace(worth.of(one.option, load), rough=one.rough, half=half)
+                rows.append(now)
+        rows.sort(key=lambda one: (-one.value, one.name))
+        return race.partial(rows, not_settled)
+
     while chosen:
         say(f"searching {len(chosen)} of them")
         exactly = {whole(one.option, one.replicas): one for one in chosen}
         plans = {option: plan_of(option, lab.section, "recommend") for option in exactly}
-        first = lab.pursue(
-            {option: begin(plan, _pilot(exactly[option], option)) for option, plan in plans.items()}
-        )
-        began |= {exactly[option]: one for option, one in first.items()}
+        pilots = {option: _pilot(exactly[option], option) for option in plans}
+        for first in lab.ended({o: begin(plan, pilots[o]) for o, plan in plans.items()}):
+            began |= {exactly[option]: one for option, one in first.items()}
+            chosen = [one for one in chosen if one not in began]
+            yield from known(len(began) + len(chosen))
         chosen = _contenders(screened, began, worth)[: MOST_SEARCHED - len(began)]
     errors = OpErrors(lab)
     left = _beaten(began, worth, errors)
-    found = _settled(lab, {one: begun for one, begun in began.items() if one not in left}, say)
+    settling = {whole(one.option, one.replicas): began[one] for one in began if one not in left}
+    say(f"settling {len(settling)} of them")
+    ends = {one: end for one, end in settling.items() if not isinstance(end, Begun)}
+    searches = {one: settle(end) for one, end in settling.items() if isinstance(end, Begun)}
+    for outcomes in lab.ended(searches):
+        found = [Answer.of(one, end) for one, end in {**ends, **outcomes}.items()]
+        yield from known(len(settling) - len(found), found)
+    found.sort(key=lambda one: [*settling].index(one.option))
     checked: dict[str, AtRate] = {}
     if wanted.rate is not None:
         found, checked = _least_replicas(lab, found, wanted, prices)
@@ -217,9 +259,9 @@ def recommend(lab: Laboratory, wanted: Wanted, prices: Prices, say: Say) -> Reco
     loads |= {one: now.load for one, now in beaten.items()}
     others = [one for _, one in _not_searched(screened, loads, worth)] + [*beaten.values()]
     others.sort(key=lambda one: (-one.value, one.name))
-    result = Recommendation(ranked, others, dropped, checked, options)
+    result = Recommendation(ranked, others, dropped, checked, race.options)
     weighed, at_rate = _weighed(lab, result, worth, errors, screened[0].value * (1 - BEHIND))
-    return replace(result, weighed=weighed, checked=checked | at_rate)
+    yield replace(result, weighed=weighed, checked=checked | at_rate)
 
 
 def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
@@ -252,11 +294,13 @@ def far_neighbours(found: Recommendation) -> list[dict[str, Any]]:
 
 def refined(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
-) -> Recommendation:
-    """The best deployments; each round also tries the token budgets and sequence limits halfway
-    between the best deployment's and the next ones. Two pools have the largest of both, so nothing
-    is tried beside them. Raises UserError as :func:`recommend`."""
-    found, keys = recommend(lab, wanted, prices, say), ("budget", "seqs")
+) -> Iterator[Recommendation]:
+    """As :func:`recommendations`; each round also tries the token budgets and sequence limits
+    halfway between the best deployment's and the next ones, and yields its whole answer. Two pools
+    have the largest of both, so nothing is tried beside them."""
+    keys = ("budget", "seqs")
+    for found in recommendations(lab, wanted, prices, say):
+        yield found
     for _ in range(rounds):
         best = found.finalists[0]
         tried = [dict(zip(keys, p, strict=True)) for p in product(wanted.budgets, wanted.sequences)]
@@ -270,8 +314,8 @@ def refined(
         )
         wanted = replace(wanted, budgets=budgets, sequences=sequences)
         say(f"refining: budgets {budgets}, sequence limits {sequences}")
-        found = recommend(lab, wanted, prices, say)
-    return found
+        *_, found = recommendations(lab, wanted, prices, say)
+        yield found
 
 
 def _load(one: Screened, found: Begun | Capacity | str) -> float:
@@ -366,19 +410,6 @@ def _beaten(
                 continue
         left[one] = behind
     return left
-
-
-def _settled(
-    lab: Laboratory, began: Mapping[Screened, Begun | Capacity | str], say: Say
-) -> list[Answer]:
-    options = {whole(one.option, one.replicas): found for one, found in began.items()}
-    say(f"settling {len(options)} of them")
-    searches = {one: settle(found) for one, found in options.items() if isinstance(found, Begun)}
-    ended = lab.pursue(searches)
-    return [
-        Answer.of(one, ended[one] if isinstance(found, Begun) else found)
-        for one, found in options.items()
-    ]
 
 
 def _least_replicas(
@@ -561,26 +592,46 @@ def carries_rate(answer: Answer, rate: float, checked: Mapping[str, AtRate]) -> 
     return answer.load >= rate and there is not None and there.verdict.holds
 
 
-def screen(
-    lab: Laboratory,
-    worth: Worth,
-    bounded: Mapping[Option, float],
-    dropped: dict[str, Left],
-    say: Say,
-) -> list[Screened]:
-    """A rough capacity of each deployment, the best first; adds those left behind to ``dropped``.
-    ``bounded`` has for each option a load that a replica cannot exceed."""
-    waiting, found, total = _in_order(worth, bounded), list[Screened](), len(bounded)
-    while waiting:
-        best = found[0] if found else None
-        goals = {option: _goal(worth, option, found) for option in waiting}
-        for option, (load, rival) in goals.items():
-            if bounded[option] < load * (1 - SCREENING):  # which is rough
-                dropped[option.name] = Left("bound", rival, bounded[option])
-        waiting = [option for option in waiting if option.name not in dropped]
-        size = WAVE if found else FIRST
-        wave, waiting = waiting[:size], waiting[size:]
-        searches, asked = {}, {}
+@dataclass
+class Race:
+    """Deployments on their way to the search: all possible ones (``options``), loads that their
+    replicas cannot exceed (``bounded``), for how long the SLO's requests take ``lone``, those that
+    are ``waiting``, those that short runs have given a rough load (``found``, the best first), and
+    why others were ``dropped``."""
+
+    lab: Laboratory
+    worth: Worth
+    dropped: dict[str, Left] = field(default_factory=dict)
+    lone: dict[str, tuple[float, str]] = field(default_factory=dict)
+    options: list[Option] = field(default_factory=list)
+    bounded: dict[Option, float] = field(default_factory=dict)
+    waiting: list[Option] = field(default_factory=list)
+    found: list[Screened] = field(default_factory=list)
+
+    def add(self, described: Sequence[Described]) -> None:
+        """Further deployments, with their bounds. They wait, if they may keep the SLO."""
+        objectives = self.lab.section.objectives
+        further, unfit = deployable(self.worth.wanted, described)
+        self.dropped |= unfit
+        self.options += further
+        for number, option in enumerate(further):
+            self.lab.progress("bounds", number, len(further))
+            self.lone[option.name] = alone(option, objectives)
+            if why := self.lone[option.name][1]:
+                self.dropped[option.name] = Left("alone", clause=why)
+                continue
+            most = most_requests_per_s(option, objectives)
+            if why := self.worth.too_many(option, most):
+                self.dropped[option.name] = Left("rate", at=most, clause=why)
+            else:
+                self.bounded[option] = most
+                self.waiting.append(option)
+        self.lab.progress("bounds", len(further), len(further))
+
+    def run(self, wave: Sequence[Option], lab: Laboratory) -> Iterator[list[Screened]]:
+        """Race deployments; yields ``found`` whenever one has ended."""
+        worth, bounded, searches, asked = self.worth, self.bounded, {}, dict[Option, Option]()
+        goals = {option: _goal(worth, option, self.found) for option in wave}
         for option in wave:
             short = replace(plan_of(option, lab.section, "recommend"), tolerance=SCREENING)
             several = whole(option, worth.of(option, bounded[option]).replicas)
@@ -589,24 +640,78 @@ def screen(
             wanted, start = offered * goals[option][0], offered * LIKELY * bounded[option]
             searches[one] = race(replace(short, scale=one.alike), wanted, start)
             asked[one] = option
-        done = total - len(waiting) - len(wave)
-        for one, outcome in lab.pursue(searches, done, total).items():
-            option = asked[one]
-            served = (1 - option.deployment.rejected) / one.alike
-            if isinstance(outcome, Crossing):
-                rough = worth.of(option, outcome.load * served)
-                found.append(replace(rough, rough=outcome))
-            elif isinstance(outcome, Probed):
-                at, rival = outcome.probe.load * served, goals[option][1]
-                dropped[option.name] = Left("race", rival, at, outcome.verdict.worst)
-            else:
-                failed = outcome in lab.report.failures.values()
-                dropped[option.name] = Left("failed" if failed else "race", clause=outcome)
-        found.sort(key=lambda one: (-one.value, one.option.name))
-        if found and found[0] is not best:
-            about = number_text(found[0].load * found[0].replicas)
-            say(f"best so far: {found[0].name}: about {about} requests/s")
-    return found
+        left, ended = len(self.waiting), dict[Option, Crossing | Probed | str]()
+        done = len(self.bounded) - left
+        self.waiting = [option for option in self.waiting if option not in goals]
+        for outcomes in lab.ended(searches, done, len(self.bounded)):
+            for one in outcomes.keys() - ended.keys():
+                outcome, option = outcomes[one], asked[one]
+                ended[one] = outcome
+                served = (1 - option.deployment.rejected) / one.alike
+                if isinstance(outcome, Crossing):
+                    rough = worth.of(option, outcome.load * served)
+                    self.found.append(replace(rough, rough=outcome))
+                elif isinstance(outcome, Probed):
+                    at, rival = outcome.probe.load * served, goals[option][1]
+                    self.dropped[option.name] = Left("race", rival, at, outcome.verdict.worst)
+                else:
+                    failed = outcome in lab.report.failures.values()
+                    self.dropped[option.name] = Left("failed" if failed else "race", clause=outcome)
+            self.found.sort(key=lambda one: (-one.value, one.option.name))
+            yield self.found
+
+    def leave_behind(self) -> None:
+        """Drop what waits and whose bound is behind the best, or another of its layout."""
+        for option in self.waiting:
+            load, rival = _goal(self.worth, option, self.found)
+            if self.bounded[option] < load * (1 - SCREENING):  # which is rough
+                self.dropped[option.name] = Left("bound", rival, self.bounded[option])
+        self.waiting = [one for one in self.waiting if one.name not in self.dropped]
+
+    def partial(self, known: Sequence[Screened], not_settled: int = 0) -> Iterator[Recommendation]:
+        """The answer so far, if there is one: what is ``known`` of deployments, the best first.
+        Others may sustain as much of their bounds as those did that ran."""
+        if not known:
+            return
+        worth, best = self.worth, known[0]
+        part = float(np.median([one.load / self.bounded[one.option] for one in self.found]))
+        ends = [(one.option, *one.ends) for one in known]
+        ends += [(one, 0.0, ROUGH[1] * part * self.bounded[one]) for one in self.waiting]
+        values = [[worth.value_of(option, max(load, 1e-9)) for load in e] for option, *e in ends]
+        between = tuple(max(each) for each in zip(*values, strict=True))
+        fewest, most = (worth.of(best.option, load).replicas for load in reversed(best.ends))
+        still = Open(len(self.waiting), not_settled, between, (fewest, most))
+        yield Recommendation([], [*known], self.dropped, {}, self.options, open=still)
+
+
+def screen(race: Race) -> Iterator[list[Screened]]:
+    """A rough capacity of each deployment, the best first: of those so far, whenever one has run.
+    The first is of the layout whose widest deployment has the highest bound; it runs in this
+    process, before all others are deployed."""
+    lab, worth, wanted = race.lab, race.worth, race.worth.wanted
+    described, widest = [*layouts(wanted)], dict[object, Described]()
+    for point, tree in described:
+        widest.setdefault(point["layout"], (point, tree))
+        if point["seqs"] > widest[point["layout"]][0]["seqs"]:
+            widest[point["layout"]] = (point, tree)
+    race.add([*widest.values()])
+    for best in _in_order(worth, race.bounded)[:1]:
+        at = best.point["layout"]
+        alike = [one for one in described if one[0]["layout"] == at and one != widest[at]]
+        race.add(alike)
+        own = {one: most for one, most in race.bounded.items() if one.point["layout"] == at}
+        first = _in_order(worth, own)[:1]
+        yield from race.run(first, replace(lab, backend=InProcess()))
+    there = {one.name for one in race.options} | race.dropped.keys()
+    race.add([one for one in described if named(one[0]) not in there])
+    places = {named(point): place for place, (point, _) in enumerate(described)}
+    race.options.sort(key=lambda one: places[one.name])
+    if wanted.pools:
+        race.add([*pool_layouts(wanted, race.options, lab.section.objectives, worth.prices.of)])
+    race.waiting = [one for one in _in_order(worth, race.bounded) if one in race.waiting]
+    while race.waiting:
+        race.leave_behind()
+        yield from race.run(race.waiting[:WAVE], lab)
 
 
 def finalists(screened: Sequence[Screened]) -> list[Screened]:
@@ -648,20 +753,24 @@ def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[floa
 
 def recommended(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
-) -> dict[str, Any]:
-    """The content of ``summary.json``. Raises UserError if no deployment keeps the SLO."""
-    found = _with_bands(lab, refined(lab, wanted, prices, say, rounds))
-    lab.write_tables()
-    return answer_of(found, wanted, prices)
+) -> Iterator[dict[str, Any]]:
+    """The contents of ``summary.json``: of partial answers, then of the whole one. Raises UserError
+    if no deployment keeps the SLO."""
+    for found in refined(lab, wanted, prices, say, rounds):
+        if found.open is None:
+            found = _with_bands(lab, found)
+            lab.write_tables()
+        yield answer_of(found, wanted, prices)
 
 
 def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str, Any]:
     """The content of ``summary.json``. If no deployment carries a load, or the rate, ``winner`` and
     ``command`` are None; ``needs`` names the checkpoint that a command would need."""
     rows = ranked(found, wanted, prices)
-    best = found.finalists[0].option
-    carries = rows[0]["carries"]
-    started = launch(best.scenario) if carries else Launch(None)
+    tried = [one.option for one in found.finalists]
+    tried = tried or [whole(one.option, one.replicas) for one in found.screened[:1]]
+    best, carries = tried[0], bool(rows) and rows[0]["carries"]
+    started = launch(best.scenario) if carries or found.open else Launch(None)
     load = _load_test(rows[0]) if carries else None
     return {
         "format": RECOMMEND_FORMAT,
@@ -677,6 +786,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "may_reject": wanted.section.rejected,
         "workload": wanted.stated,
         "log_rates": wanted.log_rates,
+        "open": found.open and _open(found.open, found.screened[0], wanted),
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,
@@ -688,12 +798,22 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         **found.weighed.as_json(),
         "dropped": {name: asdict(left) for name, left in found.dropped.items()},
         "far_neighbours": far_neighbours(found) if carries else [],
-        **said_of([one.option for one in found.finalists], wanted.section.load),
+        **said_of(tried, wanted.section.load),
         "doubts": doubts_by_name(found.options),
         "not_tried": wanted.not_tried,
         "prices": prices.stated,
         "provenance": "predicted",
     }
+
+
+def _open(still: Open, best: Screened, wanted: Wanted) -> dict[str, Any]:
+    """What is open, with the requests/s of the settled best, or at a rate its price an hour."""
+    low, high = still.between
+    per_hour = best.per_hour * best.replicas
+    ends = (low * per_hour, high * per_hour)
+    if wanted.rate is not None:
+        ends = (wanted.rate / high, wanted.rate / low if low else math.inf)
+    return asdict(still) | {"between": list(ends), "servers": list(still.servers)}
 
 
 def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:

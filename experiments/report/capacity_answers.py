@@ -311,8 +311,9 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
         for name, one in dropped.items()
         if one["stage"] == stage
     ]
-    stages = Counter(one["stage"] for one in dropped.values())
+    stages, still = Counter(one["stage"] for one in dropped.values()), found["open"]
     counts = {"searched": len(rows), "only screened": len(screened)}
+    counts |= {"not yet run": still["not_run"]} if still else {}
     counts |= {said: stages[stage] for stage, said in STAGES.items()}
     told = ", ".join(f"{count} {said}" for said, count in counts.items() if count)
     note = f"Of {sum(counts.values())} deployments {told}. {_NOTE}"
@@ -337,7 +338,25 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
     return _with_files(folder, section, found, *["winner.yaml"][: found["winner"] is not None])
 
 
+def _best_so_far(found: Row) -> str:
+    best, still, rate = found["screened"][0], found["open"], found["rate"]
+    count, gpus, currency = best["replicas"], best["gpus"], found["prices"]["currency"]
+    fewest, most = still["servers"]
+    servers = f"{count} server{'s' * (count > 1)}"
+    value = f"about {number_text(best['about'])} requests/s"
+    if rate:
+        servers = f"about {servers} ({fewest} to {most})"
+        value = f"{best['per_hour']:,.2f} {currency} per hour for {rate:g} requests/s"
+    name = f"{servers} of {best['name'].removesuffix(f' x {count}')}"
+    value = f"{gpus} GPU{'s' * (gpus > 1)}, {value} ({number_or_dash(still['between'])})"
+    counts = {"have not run": still["not_run"], "are not settled": still["not_settled"]}
+    what = [f"{count} {said}" for said, count in counts.items() if count]
+    return sentence({"best so far": f"{name}, {value}", "not settled": enumerated(what)})
+
+
 def _best(found: Row) -> str:
+    if found["open"]:
+        return _best_so_far(found)
     best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     if found["winner"] is None:
         load = f"{rate:g} requests/s" if rate else "any load"
@@ -409,9 +428,9 @@ def _prices(one: Row, rate: float | None) -> list[float | None]:
 def _other_sizes(found: Row) -> list[str]:
     """One server fewer, one more, and as many as twice the rate takes: price and capacity; and what
     the marks in the table mean."""
-    best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     if found["winner"] is None:
-        return []
+        return ["~: from short runs, or not settled."] if found["open"] else []
+    best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     marks = ["=: no significant difference from the best"] * bool(found["equal"])
     marks += ["~: from short runs"] * bool(found["screened"])
     count, gpus = best["replicas"], best["gpus"] // best["replicas"]

@@ -14,7 +14,7 @@ from .section import Result, Section, Table, enumerated, topic_of
 
 if TYPE_CHECKING:
     from rich import table as rich_tables
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import TaskID
 
 _MOST_ROWS, _FEW = 30, 3
@@ -43,11 +43,12 @@ def terminal(section: Section, console: Console, *, verbose: bool = False, rest:
     return text.get()
 
 
-def as_json(result: Result) -> str:
-    """What ``--json`` prints: one object, with NaN and infinities as null."""
+def as_json(result: Result, indent: int | None = 2) -> str:
+    """What ``--json`` prints: one object, with NaN and infinities as null; without ``indent`` what
+    ``--progress json`` prints, in one line."""
     from ..results import json_bytes
 
-    return json_bytes(result).decode()
+    return json_bytes(result, indent).decode()
 
 
 def markdown(section: Section) -> str:
@@ -157,19 +158,28 @@ def _print_lines(
 
 class ProgressBar:
     """Shows the current step and its expected time, after the first second: a context manager that
-    is called with the step, its progress and its length."""
+    is called with the step, its progress and its length. A partial answer stands above it."""
 
     def __init__(self, console: Console, enabled: bool) -> None:
         from rich import progress
+        from rich.text import Text
+
+        bar = self
+
+        class Growing(progress.Progress):
+            def get_renderables(self) -> Iterable[RenderableType]:
+                yield Text.from_ansi(bar._above)
+                yield from super().get_renderables()
 
         # A log file needs no escape sequences.
         self._enabled = enabled and console.is_terminal
+        self._above, self._console, self._said = "", console, "" if enabled else None
         columns = (
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TimeElapsedColumn(),
         )
-        self._progress = progress.Progress(
+        self._progress = Growing(
             *("{task.description}", *columns, "left:", progress.TimeRemainingColumn()),
             console=console,
             transient=True,
@@ -184,6 +194,16 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._shown:
             self._progress.stop()
+
+    def show(self, section: Section) -> None:
+        """Show a partial answer in place of the last one; in a log file its sentence, if it names
+        another deployment."""
+        if self._enabled:
+            self._above = terminal(section, self._console)
+            return
+        if self._said is not None and (best := section.answer.partition(",")[0]) != self._said:
+            self._said = best
+            typer.echo(section.answer, err=True)
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if not self._enabled:
