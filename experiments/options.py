@@ -74,14 +74,14 @@ def last_of(function: Callable[P, Iterator[T]], name: str) -> Callable[P, T]:
     return called
 
 
-_UNITS = {"": 1, "s": 1, "min": 60, "h": 3600}
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def seconds_of(option: str, given: float | str | None) -> float:
     """A time such as 10, 10s, 2min or 1h; without one infinity. Raises UserError."""
     if given is None:
         return math.inf
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(s|min|h|)", str(given))
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+) ?(s|m|min|h|)", str(given))
     if match is None or not 0 < (seconds := float(match[1]) * _UNITS[match[2]]) < 1e7:
         raise UserError(f"{option} {str(given)[:99]}: expected a time such as 10s, 2min or 1h")
     return seconds

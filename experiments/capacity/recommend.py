@@ -9,6 +9,7 @@ there are partial answers: the first after one race, of the layout with the high
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,7 @@ from ..config.loading import check_scenario
 from ..config.pools import without_hidden
 from ..results import SUMMARY, json_bytes
 from ..sweeps.backends import InProcess
+from ..sweeps.execute import duration
 from ..sweeps.points import apart, between
 from .answer import (
     COSTS,
@@ -49,7 +51,18 @@ from .options import Described, Left, Option, Wanted, deployable, layouts, named
 from .pool_layouts import pool_layouts
 from .probing import RECOMMEND_FORMAT, Laboratory
 from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, paired, weigh
-from .search import UNBOUNDED, Begun, Capacity, Crossing, Probed, at_load, begin, race, settle
+from .search import (
+    UNBOUNDED,
+    Begun,
+    Capacity,
+    Crossing,
+    Probed,
+    at_load,
+    begin,
+    lengthened,
+    race,
+    settle,
+)
 from .slo import Verdict
 
 FINALISTS = 4
@@ -68,9 +81,12 @@ MUCH_LESS = 0.5
 """The part of the best's load below which its neighbour sustains much less."""
 LIKELY = 0.6
 """The part of its bound at which the search for a deployment without a rival starts."""
-ROUGH = (0.7, 1.15)
-"""Parts of a screened load between which the settled one lies, 9 times in 10: chosen with 30
-questions, and checked with 30 others (docs/capacity.md)."""
+ROUGH, OTHERS = (0.8, 1.15), 0.7
+"""Parts of a screened load between which the settled one lies, and the part of its bound that what
+has not run sustains at most, 9 times in 10: chosen with 26 questions, and checked with as many
+others, as are the next two (docs/capacity.md)."""
+RACES, SEARCHES = 1500, 30
+"""Requests of the race of a deployment that waits, and runs of a contender's search."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,12 +181,14 @@ class AtRate:
 class Open:
     """What a partial answer leaves open: how many deployments have not run (``not_run``), and how
     many contenders are not settled. The settled best has a value, and the first of the partial
-    answer's takes a number of servers, ``between`` and ``servers`` 9 times in 10."""
+    answer's takes a number of servers, ``between`` and ``servers`` 9 times in 10. The whole answer
+    is expected after so many more seconds (``left_s``; None if earlier runs are there)."""
 
     not_run: int
     not_settled: int
     between: tuple[float, float]
     servers: tuple[int, int]
+    left_s: float | None
 
 
 @dataclass(frozen=True)
@@ -194,11 +212,10 @@ def recommendations(
 ) -> Iterator[Recommendation]:
     """The best deployments: partial answers, and then the whole one. Raises UserError where none
     keeps the SLO, under the rate if any."""
-    race = Race(lab, Worth(wanted, prices))
-    worth, dropped = race.worth, race.dropped
+    race, errors = Race(lab, Worth(wanted, prices)), OpErrors(lab)
     for _ in screen(race):
         yield from race.partial(race.found)
-    screened = []
+    screened, worth, dropped = list[Screened](), race.worth, race.dropped
     for one in race.found:
         if why := worth.too_many(one.option, one.load):
             dropped[one.option.name] = Left("rate", at=one.load, clause=why)
@@ -206,47 +223,12 @@ def recommendations(
             screened.append(one)
     if not screened:
         raise UserError(_nothing(wanted, dropped, race.lone))
-    began, chosen = dict[Screened, Begun | Capacity | str](), finalists(screened)
-
-    def known(not_settled: int, settled: Sequence[Answer] = ()) -> Iterator[Recommendation]:
-        """The partial answer when some searches have begun, and some of them are settled."""
-        loads = {one: _load(one, found) for one, found in began.items()}
-        rows = [one for _, one in _not_searched(screened, loads, worth)]
-        done = {each.option.name: each for each in settled}
-        for one, load in loads.items():
-            found, ended = began[one], done.get(one.name)
-            ends = found.quantile.interval if isinstance(found, Begun) else (1.0, 1.0)
-            if ended is not None and ended.load:
-                load = ended.load / (1 if one.option.pooled else one.replicas)
-                ends = ended.interval
-            if load:
-                half = math.log(ends[1] / ends[0]) / 2
-                now = replace(worth.of(one.option, load), rough=one.rough, half=half)
-                rows.append(now)
-        rows.sort(key=lambda one: (-one.value, one.name))
-        return race.partial(rows, not_settled)
-
-    while chosen:
-        say(f"searching {len(chosen)} of them")
-        exactly = {whole(one.option, one.replicas): one for one in chosen}
-        plans = {option: plan_of(option, lab.section, "recommend") for option in exactly}
-        pilots = {option: _pilot(exactly[option], option) for option in plans}
-        for first in lab.ended({o: begin(plan, pilots[o]) for o, plan in plans.items()}):
-            began |= {exactly[option]: one for option, one in first.items()}
-            chosen = [one for one in chosen if one not in began]
-            yield from known(len(began) + len(chosen))
-        chosen = _contenders(screened, began, worth)[: MOST_SEARCHED - len(began)]
-    errors = OpErrors(lab)
-    left = _beaten(began, worth, errors)
-    settling = {whole(one.option, one.replicas): began[one] for one in began if one not in left}
-    say(f"settling {len(settling)} of them")
-    ends = {one: end for one, end in settling.items() if not isinstance(end, Begun)}
-    searches = {one: settle(end) for one, end in settling.items() if isinstance(end, Begun)}
-    for outcomes in lab.ended(searches):
-        found = [Answer.of(one, end) for one, end in {**ends, **outcomes}.items()]
-        yield from known(len(settling) - len(found), found)
-    found.sort(key=lambda one: [*settling].index(one.option))
-    checked: dict[str, AtRate] = {}
+    race.expect(finalists(screened))
+    search = Searches(race, screened, say)
+    yield from search.begin()
+    began, left = search.began, _beaten(search.began, worth, errors)
+    yield from search.settle([one for one in began if one not in left])
+    found, checked = search.settled, dict[str, AtRate]()
     if wanted.rate is not None:
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
@@ -262,6 +244,60 @@ def recommendations(
     result = Recommendation(ranked, others, dropped, checked, race.options)
     weighed, at_rate = _weighed(lab, result, worth, errors, screened[0].value * (1 - BEHIND))
     yield replace(result, weighed=weighed, checked=checked | at_rate)
+
+
+@dataclass
+class Searches:
+    """The searches for the capacities of the best ``screened`` deployments: those that ``began``,
+    and the answers of those that are ``settled``."""
+
+    race: Race
+    screened: list[Screened]
+    say: Say
+    began: dict[Screened, Begun | Capacity | str] = field(default_factory=dict)
+    settled: list[Answer] = field(default_factory=list)
+
+    def begin(self) -> Iterator[Recommendation]:
+        """The first replications of all contenders; the partial answer after each."""
+        lab, chosen = self.race.lab, finalists(self.screened)
+        while chosen:
+            self.say(f"searching {len(chosen)} of them")
+            exactly = {whole(one.option, one.replicas): one for one in chosen}
+            plans = {option: plan_of(option, lab.section, "recommend") for option in exactly}
+            pilots = {option: _pilot(one, option) for option, one in exactly.items()}
+            for first in lab.ended({o: begin(plan, pilots[o]) for o, plan in plans.items()}):
+                self.began |= {exactly[option]: one for option, one in first.items()}
+                yield from self._partial(len({*self.began, *chosen}))
+            further = _contenders(self.screened, self.began, self.race.worth)
+            chosen = further[: MOST_SEARCHED - len(self.began)]
+
+    def settle(self, chosen: Sequence[Screened]) -> Iterator[Recommendation]:
+        """The capacities of some; the partial answer after each."""
+        options = {whole(one.option, one.replicas): self.began[one] for one in chosen}
+        self.say(f"settling {len(options)} of them")
+        ended = {one: end for one, end in options.items() if not isinstance(end, Begun)}
+        searches = {one: settle(end) for one, end in options.items() if isinstance(end, Begun)}
+        for outcomes in self.race.lab.ended(searches):
+            ends = ended | outcomes
+            self.settled = [Answer.of(one, ends[one]) for one in options if one in ends]
+            yield from self._partial(len(options) - len(ends))
+
+    def _partial(self, not_settled: int) -> Iterator[Recommendation]:
+        worth, loads = self.race.worth, dict[Screened, float]()
+        settled, rows = {one.option.name: one for one in self.settled}, list[Screened]()
+        for one, found in self.began.items():
+            load, answer = _load(one, found), settled.get(one.name)
+            ends = found.quantile.interval if isinstance(found, Begun) else (1.0, 1.0)
+            if answer is not None:
+                load, ends = answer.load / (1 if one.option.pooled else one.replicas), (1.0, 1.0)
+                ends = answer.interval if load else ends
+            if load:
+                half, now = math.log(ends[1] / ends[0]) / 2, worth.of(one.option, load)
+                rows.append(replace(now, rough=one.rough, half=half))
+            loads[one] = load
+        rows += [one for _, one in _not_searched(self.screened, loads, worth)]
+        rows.sort(key=lambda one: (-one.value, one.name))
+        yield from self.race.partial(rows, not_settled)
 
 
 def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
@@ -607,6 +643,7 @@ class Race:
     bounded: dict[Option, float] = field(default_factory=dict)
     waiting: list[Option] = field(default_factory=list)
     found: list[Screened] = field(default_factory=list)
+    done_s: float | None = None
 
     def add(self, described: Sequence[Described]) -> None:
         """Further deployments, with their bounds. They wait, if they may keep the SLO."""
@@ -660,6 +697,21 @@ class Race:
             self.found.sort(key=lambda one: (-one.value, one.option.name))
             yield self.found
 
+    def expect(self, chosen: Sequence[Screened]) -> None:
+        """Say when the whole answer is expected, if these are searched: unless earlier runs are
+        there, from the time that requests took so far."""
+        report, lab = self.lab.report, self.lab
+        longest = 0
+        for one in chosen:
+            plan = plan_of(whole(one.option, one.replicas), lab.section, "recommend")
+            longest += lengthened(plan, [one.rough.kept] if one.rough else []).requests
+        simulated = sum(run.point["requests"] for run in lab.runs.values())
+        if simulated and longest and not report.earlier:
+            requests = RACES * len(self.waiting) + SEARCHES * longest
+            left_s = report.run_s / simulated * requests / lab.backend.workers
+            self.done_s = time.monotonic() + left_s
+            lab.say(f"the whole answer takes about {duration(left_s)} more")
+
     def leave_behind(self) -> None:
         """Drop what waits and whose bound is behind the best, or another of its layout."""
         for option in self.waiting:
@@ -669,18 +721,17 @@ class Race:
         self.waiting = [one for one in self.waiting if one.name not in self.dropped]
 
     def partial(self, known: Sequence[Screened], not_settled: int = 0) -> Iterator[Recommendation]:
-        """The answer so far, if there is one: what is ``known`` of deployments, the best first.
-        Others may sustain as much of their bounds as those did that ran."""
+        """The answer so far, if there is one: what is ``known`` of deployments, the best first."""
         if not known:
             return
         worth, best = self.worth, known[0]
-        part = float(np.median([one.load / self.bounded[one.option] for one in self.found]))
         ends = [(one.option, *one.ends) for one in known]
-        ends += [(one, 0.0, ROUGH[1] * part * self.bounded[one]) for one in self.waiting]
+        ends += [(one, 0.0, OTHERS * self.bounded[one]) for one in self.waiting]
         values = [[worth.value_of(option, max(load, 1e-9)) for load in e] for option, *e in ends]
         between = tuple(max(each) for each in zip(*values, strict=True))
         fewest, most = (worth.of(best.option, load).replicas for load in reversed(best.ends))
-        still = Open(len(self.waiting), not_settled, between, (fewest, most))
+        left_s = self.done_s and max(self.done_s - time.monotonic(), 0.0)
+        still = Open(len(self.waiting), not_settled, between, (fewest, most), left_s)
         yield Recommendation([], [*known], self.dropped, {}, self.options, open=still)
 
 
@@ -704,6 +755,8 @@ def screen(race: Race) -> Iterator[list[Screened]]:
         yield from race.run(first, replace(lab, backend=InProcess()))
     there = {one.name for one in race.options} | race.dropped.keys()
     race.add([one for one in described if named(one[0]) not in there])
+    race.leave_behind()
+    race.expect(2 * race.found[:1])
     places = {named(point): place for place, (point, _) in enumerate(described)}
     race.options.sort(key=lambda one: places[one.name])
     if wanted.pools:

@@ -475,7 +475,7 @@ def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
 def lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
     """The plan with enough requests, within its budget, that arrivals last :data:`LASTS` times the
     largest limit and the mean latency, and that crossings no longer ``scatter`` too much."""
-    wanted = max(_needed(plan, probed) for probed in at)
+    wanted = max([plan.requests, *(_needed(plan, probed) for probed in at)])
     wanted = math.ceil(1.1 * wanted) if wanted > plan.requests else plan.requests
     if scatter > 1:
         wanted = max(wanted, math.ceil(plan.requests * scatter**2))

@@ -18,6 +18,7 @@ from ..capacity.answer import COSTS, per_million_tokens
 from ..capacity.recommend import MUCH_LESS
 from ..capacity.slo import REJECTED, UNITS
 from ..results import read_text
+from ..sweeps.execute import duration
 from ..sweeps.points import apart
 from .capacity_charts import (
     NAMES,
@@ -311,7 +312,7 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
         for name, one in dropped.items()
         if one["stage"] == stage
     ]
-    stages, still = Counter(one["stage"] for one in dropped.values()), found["open"]
+    stages, still = Counter(one["stage"] for one in dropped.values()), found.get("open")
     counts = {"searched": len(rows), "only screened": len(screened)}
     counts |= {"not yet run": still["not_run"]} if still else {}
     counts |= {said: stages[stage] for stage, said in STAGES.items()}
@@ -350,12 +351,13 @@ def _best_so_far(found: Row) -> str:
     name = f"{servers} of {best['name'].removesuffix(f' x {count}')}"
     value = f"{gpus} GPU{'s' * (gpus > 1)}, {value} ({number_or_dash(still['between'])})"
     counts = {"have not run": still["not_run"], "are not settled": still["not_settled"]}
-    what = [f"{count} {said}" for said, count in counts.items() if count]
-    return sentence({"best so far": f"{name}, {value}", "not settled": enumerated(what)})
+    what = enumerated([f"{count} {said}" for said, count in counts.items() if count])
+    more = still["left_s"] and f"about {duration(still['left_s'])} more"
+    return sentence({"best so far": f"{name}, {value}", "not settled": what, "takes": more or ""})
 
 
 def _best(found: Row) -> str:
-    if found["open"]:
+    if found.get("open"):
         return _best_so_far(found)
     best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     if found["winner"] is None:
@@ -429,7 +431,7 @@ def _other_sizes(found: Row) -> list[str]:
     """One server fewer, one more, and as many as twice the rate takes: price and capacity; and what
     the marks in the table mean."""
     if found["winner"] is None:
-        return ["~: from short runs, or not settled."] if found["open"] else []
+        return ["~: from short runs, or not settled."] if found.get("open") else []
     best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     marks = ["=: no significant difference from the best"] * bool(found["equal"])
     marks += ["~: from short runs"] * bool(found["screened"])

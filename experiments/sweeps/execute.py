@@ -37,13 +37,15 @@ that kills its worker is told from runs that died beside it."""
 
 @dataclass
 class Report:
-    """The outcome of a sweep. ``busy`` is the share of the workers' time spent in runs."""
+    """The outcome of a sweep. ``run_s`` are the seconds of all runs, ``busy`` the share of the
+    workers' time spent in them."""
 
     total: int
     finished: int = 0
     earlier: int = 0
     lost_workers: int = 0
     wall_s: float = 0.0
+    run_s: float = 0.0
     busy: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -102,7 +104,7 @@ def execute(
     report = report or Report(len(unique))
     store.drop_failures()
     began, base = time.monotonic(), str(Path.cwd())
-    work_s = 0.0
+    before_s = report.run_s
 
     def missing(runs: Iterable[Run]) -> list[Job]:
         """The jobs of unfinished runs, and of the runs that follow from finished ones."""
@@ -122,7 +124,6 @@ def execute(
 
     def taken_in(what: list[Job], attempt: int) -> Generator[Report, None, list[Job]]:
         """One pass over jobs; returns the jobs whose workers died."""
-        nonlocal work_s
         lost, patience_s = list[Job](), PATIENCE_S
         bundles = Bundles(what, backend.workers, single=attempt > 0)
         ahead = 1 if attempt == ATTEMPTS - 1 else 2 * backend.workers
@@ -141,7 +142,7 @@ def execute(
                     patience_s = PATIENCE_S
                     bundles.took(value)
                     for result in value:
-                        work_s += result.seconds
+                        report.run_s += result.seconds
                         if result.error:
                             report.failures[result.key] = result.error
                             store.write_failure(result.key, result.details)
@@ -166,6 +167,7 @@ def execute(
             store.write_failure(job.run.key, text + "\n")
     finally:
         report.wall_s = time.monotonic() - began
+        work_s = report.run_s - before_s
         report.busy = work_s / (report.wall_s * backend.workers) if report.wall_s else 0.0
         planned = {run.key for run in plan.runs}
         further = [unique[key] for key in sorted(unique.keys() - planned)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -92,18 +94,48 @@ def _ask(found: dict[str, Any], folder: Path, limit_s: float) -> dict[str, Any] 
     """Run the command; the content of its ``summary.json``, if there is one."""
     out = folder / "result"
     words = [*found["arguments"], "--out", str(out), "--workers", "1", "--quiet"]
-    command = [sys.executable, "-m", "sarathi_sim", *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        found |= {"outcome": "timeout", "message": f"more than {limit_s:.0f} s"}
+    grows = found["command"] == "recommend"
+    words += ["--progress", "json"] if grows else []
+    command, began = [sys.executable, "-m", "sarathi_sim", *words], time.monotonic()
+    told, lines = (folder / "told").open("w+"), list[tuple[float, dict[str, Any]]]()
+    with told, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True) as child:
+        assert child.stdout is not None
+        timer = threading.Timer(limit_s, child.kill)
+        timer.start()
+        for line in child.stdout if grows else ():
+            lines.append((time.monotonic() - began, json.loads(line)))
+        code = child.wait()
+        timer.cancel()
+        told.seek(0)
+        said = told.read().strip()[-600:]
+    if code:
+        late = time.monotonic() - began > limit_s
+        outcome = "timeout" if late else "refused" if code == 2 else "failed"
+        found |= {"outcome": outcome, "message": f"more than {limit_s:.0f} s" if late else said}
         return None
-    if done.returncode:
-        outcome = "refused" if done.returncode == 2 else "failed"
-        found |= {"outcome": outcome, "message": done.stderr.strip()[-600:]}
-        return None
+    if lines:
+        _judge_growth(found, lines)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return summary
+
+
+def _judge_growth(found: dict[str, Any], lines: list[tuple[float, dict[str, Any]]]) -> None:
+    """Whether the first answer holds the settled one, and the time that was expected, over the
+    time that it took: when it was first said, and before the search."""
+    partial, (took_s, whole) = lines[:-1], lines[-1]
+    best, times = whole["deployments"][0], list[tuple[float, float, int]]()
+    settled = best["capacity"] if whole["rate"] is None else best["per_hour"]
+    for at_s, one in partial:
+        if (left_s := one["open"]["left_s"]) is not None:
+            times.append((at_s + left_s, at_s, one["open"]["not_settled"]))
+    before = [expected for expected, _, not_settled in times if not_settled]
+    found["first_s"] = partial[0][0] if partial else None
+    low, high = partial[0][1]["open"]["between"] if partial else (None, None)
+    found["between"], found["settled"] = [low, high], settled
+    if partial and best["settled"] and (best["carries"] or whole["rate"] is None):
+        high = math.inf if high is None else high
+        found["held"] = low * (1 - 1e-9) <= settled <= high * (1 + 1e-9)
+    found["expected"] = [each / took_s for each in (*(t[0] for t in times[:1]), *before[:1])]
 
 
 def _judge(
@@ -257,6 +289,9 @@ def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
     spared = [name for name, each in fewer if each["keeps"]]
     better = [f"{name}: {each['name']}" for name, each in brute if each.get("keeps")]
     unsettled = ended("unsettled", "timeout")
+    holds = [one["held"] for one in found if "held" in one]
+    expected = [one["expected"] for one in found if len(one.get("expected", [])) == 2]
+    within = [(sum(0.5 <= e[n] <= 2 for e in expected), len(expected)) for n in range(2)]
     return {
         "questions": len(found),
         "outcomes": {name: outcomes.count(name) for name in sorted(set(outcomes))},
@@ -271,6 +306,12 @@ def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
         "spaces looked at by brute force": sum(bool(one.get("brute")) for one in found),
         "better deployments found (none)": len(better),
         "better": better,
+        "first answers that hold the settled one (at least 0.90)": part(sum(holds), len(holds)),
+        "first answers after (s, at most)": max(
+            [one["first_s"] for one in found if one.get("first_s")], default=None
+        ),
+        "times expected at first within a factor of two": part(*within[0]),
+        "the same before the search (at least 0.80)": part(*within[1]),
         "not settled (at most 5)": len(unsettled),
         "unsettled": unsettled,
         "failed": ended("failed"),

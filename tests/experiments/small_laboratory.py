@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.experiments.capacity.answer import Prices
 from sarathi_sim.experiments.capacity.options import Option, Wanted, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.recommend import Recommendation, recommendations
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Objective, Verdict, judge
 from sarathi_sim.experiments.config.deployment import deploy
@@ -17,6 +19,7 @@ from sarathi_sim.experiments.report.capacity_answers import recommend_section
 from sarathi_sim.experiments.report.section import Section
 from sarathi_sim.experiments.sweeps.backends import InProcess
 from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.child import Say, silent
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import HERE
 from tests.experiments.small_report import recommended, searched
@@ -41,6 +44,13 @@ def opened(folder: Path, section: CapacitySection) -> Iterator[Laboratory]:
     found = laboratory(folder, section)
     with found.store.locked():
         yield found
+
+
+def recommend(lab: Laboratory, asked: Wanted, prices: Prices, say: Say = silent) -> Recommendation:
+    """The whole recommendation, which comes after all partial ones."""
+    *partial, found = recommendations(lab, asked, prices, say)
+    assert found.open is None and all(one.open and not one.finalists for one in partial)
+    return found
 
 
 def analysed(scenario: Scenario) -> Analysis:

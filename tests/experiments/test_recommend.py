@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +25,12 @@ from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
 from sarathi_sim.experiments.capacity.options import Left, Option, Wanted, deployable
 from sarathi_sim.experiments.capacity.recommend import (
     SCREENING,
+    Race,
     Recommendation,
+    Screened,
     Worth,
     answer_of,
     far_neighbours,
-    recommend,
     servers_90,
     whole,
     winner,
@@ -38,7 +40,6 @@ from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, 
 from sarathi_sim.experiments.config.loading import check_scenario
 from sarathi_sim.experiments.report.capacity_charts import capacity_charts, front
 from sarathi_sim.experiments.sweeps.points import between, halfway, in_order, neighbours
-from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.loop.routers import ROUTERS, Router
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -47,6 +48,7 @@ from tests.experiments.small_laboratory import (
     analysed,
     laboratory,
     question,
+    recommend,
     served_per_s,
     verdict_of,
 )
@@ -79,6 +81,7 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     tolerance, worth = asked.section.tolerance, Worth(asked, prices)
     assert tolerance == 0.03
     found = recommend(laboratory(tmp_path / "a", asked.section), asked, prices, said.append)
+    assert said == ["searching 1 of them", "settling 1 of them"]
     options, _ = deployable(asked)
     every = [whole(one, worth.of(one, 1.0).replicas) for one in options]
     brute = answers(laboratory(tmp_path / "b", asked.section), every, "here", bands=False)
@@ -102,7 +105,6 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     for option in options:
         bound = worth.of(option, most_requests_per_s(option, asked.section.objectives))
         assert loads[option.name] < bound.load * bound.replicas, option.name
-    assert said[0].startswith("best so far: TP 1 budget 128 seqs 8 x 2: about 2")
     content = answer_of(found, asked, prices)
     assert content["winner"] == first.option.name
     row, cost = content["deployments"][0], price_at(first.load, first.option, prices)
@@ -153,6 +155,12 @@ def test_a_contender_leaves_by_its_first_replications() -> None:
     assert {one.name: left[one].than.name for one in left} == {of["b"].name: of["a"].name}
 
 
+def _seen(one: Screened, race: Race) -> Iterator[list[Screened]]:
+    """Screening that sees one deployment."""
+    race.found, race.options, race.bounded = [one], [one.option], {one.option: one.load}
+    yield race.found
+
+
 @pytest.mark.slow
 def test_the_replicas_for_a_rate_are_the_fewest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -167,8 +175,8 @@ def test_the_replicas_for_a_rate_are_the_fewest(
     (option, *_), _ = deployable(asked)
     for about, replicas in ((20.0, [2, 1]), (7.0, [2, 3])):
         seen = worth.of(option, about)
-        monkeypatch.setattr(chosen_by, "screen", lambda *_, seen=seen: [seen])
-        found = recommend(laboratory(tmp_path, asked.section), asked, prices, silent)
+        monkeypatch.setattr(chosen_by, "screen", partial(_seen, seen))
+        found = recommend(laboratory(tmp_path, asked.section), asked, prices)
         assert [one.option.scenario.cluster.replicas for one in found.finalists] == replicas
         content = answer_of(found, asked, prices)
         first, fewer = content["deployments"][0], content["one_fewer"]
@@ -208,10 +216,11 @@ def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     for rate, about in ((100_000, None), (20, 0.1)):
         asked = wanted(gpus=None, rate=float(rate), slo="p90 ttft 2s", budget="128", seqs="16")
         worth, (option, *_) = Worth(asked, load_prices(None)), deployable(asked)[0]
-        seen = [] if about is None else [worth.of(option, about)]
-        monkeypatch.setattr(chosen_by, "screen", lambda *_, seen=seen: seen)
+        if about is not None:
+            seen = worth.of(option, about)
+            monkeypatch.setattr(chosen_by, "screen", partial(_seen, seen))
         with pytest.raises(UserError, match=message.format(f"{rate:g}", f"{rate:g}")):
-            recommend(laboratory(tmp_path, asked.section), asked, load_prices(None), silent)
+            recommend(laboratory(tmp_path, asked.section), asked, load_prices(None))
 
 
 @pytest.mark.parametrize("given", [{"gpus": 8}, {"gpus": None, "rate": 7.0}])
@@ -322,7 +331,7 @@ def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
         assert alone(option, parse_slo(slo))[1].startswith(what)
     asked = wanted(slo="p99 tpot 1ms")
     with pytest.raises(UserError, match="keeps it under any load") as refused:
-        recommend(laboratory(tmp_path, asked.section), asked, load_prices(None), silent)
+        recommend(laboratory(tmp_path, asked.section), asked, load_prices(None))
     (line,) = str(refused.value).splitlines()[1:]
     said = re.fullmatch(
         r"  a token .* takes (\d+) ms at least, .*, with (.*); elsewhere longer", line

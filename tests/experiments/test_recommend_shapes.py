@@ -29,7 +29,6 @@ from sarathi_sim.experiments.capacity.pool_layouts import MOST_PAIRS, Pair, _des
 from sarathi_sim.experiments.capacity.recommend import (
     Worth,
     answer_of,
-    recommend,
     refined,
     whole,
     winner,
@@ -44,7 +43,13 @@ from sarathi_sim.profiler.storage.child import silent
 from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import HERE
-from tests.experiments.small_laboratory import opened, question, served_per_s, verdict_of
+from tests.experiments.small_laboratory import (
+    opened,
+    question,
+    recommend,
+    served_per_s,
+    verdict_of,
+)
 
 SLO = "p90 ttft 1s, p90 tbt 60ms"
 # A chunk of 2,048 tokens makes a gap longer than 60 ms: only pools keep this limit under load.
@@ -211,14 +216,15 @@ def test_between_two_pools_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> 
     best = SimpleNamespace(option=SimpleNamespace(point={"budget": 2048, "seqs": 32}), load=4.0)
     found, asked = SimpleNamespace(finalists=[best]), list[tuple[int, ...]]()
     monkeypatch.setattr(
-        "sarathi_sim.experiments.capacity.recommend.recommend",
-        lambda _, w, *__: (asked.append(w.budgets), found)[1],
+        "sarathi_sim.experiments.capacity.recommend.recommendations",
+        lambda _, w, *__: (asked.append(w.budgets), [found])[1],
     )
     for pooled, rounds in ((True, [(512, 2048)]), (False, [(512, 2048), (512, 1280, 2048)])):
         best.option.pooled = pooled
         asked.clear()
         lab: Any = None
-        assert refined(lab, wanted(), load_prices(None), silent, 1) is found
+        *_, last = refined(lab, wanted(), load_prices(None), silent, 1)
+        assert last is found
         assert asked == rounds
 
 
@@ -394,7 +400,7 @@ def test_the_winner_keeps_the_slo_with_another_seed(
     section = CapacitySection(slo=asked.section.slo, **few)  # type: ignore[arg-type]
     asked = replace(asked, section=section)
     with opened(tmp_path, section) as lab:
-        found = recommend(lab, asked, prices, silent)
+        found = recommend(lab, asked, prices)
     content, best = answer_of(found, asked, prices), found.finalists[0]
     option, row = best.option, content["deployments"][0]
     assert content["winner"] == option.name == row["name"]
