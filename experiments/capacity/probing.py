@@ -71,7 +71,7 @@ class Laboratory:
     def ended(
         self, searches: Mapping[Option, Search[T]], before: int = 0, total: int | None = None
     ) -> Iterator[dict[Option, T | str]]:
-        """As :meth:`pursue`: the results so far, whenever a search has ended; then all of them."""
+        """As :meth:`pursue`: the results so far, whenever a search has ended; the last are all."""
         chase = _Chase(self, searches, before, total or len(searches))
         plan = SweepPlan(
             "",
@@ -93,7 +93,8 @@ class Laboratory:
                 if time.monotonic() > self.until:
                     raise OutOfTimeError
         self.runs |= chase.runs
-        yield chase.found
+        if not searches:
+            yield chase.found
 
     def write_tables(self) -> None:
         """Write the tables of the probes' sweep, in an order that does not depend on the time."""

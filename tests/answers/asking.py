@@ -307,7 +307,7 @@ def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
         "better deployments found (none)": len(better),
         "better": better,
         "first answers that hold the settled one (at least 0.90)": part(sum(holds), len(holds)),
-        "first answers after (s, at most)": max(
+        "seconds until the first answer (at most)": max(
             [one["first_s"] for one in found if one.get("first_s")], default=None
         ),
         "times expected at first within a factor of two": part(*within[0]),
@@ -326,7 +326,9 @@ def table(counted: Mapping[str, Any]) -> str:
     """The counts as lines."""
     lines = []
     for key, value in counted.items():
-        shown = f"{100 * value:.1f} %" if isinstance(value, float) and key != "seconds" else value
+        shown = (
+            f"{100 * value:.1f} %" if isinstance(value, float) and "seconds" not in key else value
+        )
         if value is None:
             shown = "-"
         elif isinstance(value, list):
