@@ -19,7 +19,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
@@ -243,13 +242,11 @@ def command(
             given["out"] = out
         taken = signature(used).parameters
         passed = {n: value for n, value in given.items() if value is not None and n in taken}
-        if "say" in taken:
-            passed["say"] = silent if quietly else partial(typer.echo, err=True)
         found = None
         try:
             with ProgressBar(consoles()[1], enabled=not quietly) as progress:
-                if "progress" in taken:
-                    passed["progress"] = progress
+                told = {"progress": progress, "say": silent if quietly else progress.say}
+                passed |= {name: value for name, value in told.items() if name in taken}
                 found = answers = used(**passed)
                 for found in answers if isinstance(answers, Iterator) else ():
                     if lines:

@@ -296,7 +296,8 @@ def _searched(
         except (KeyboardInterrupt, GeneratorExit) as stop:
             if content:
                 write()
-                stop.add_note("stopped: the same command goes on from here")
+                kept = "" if out is None else f", kept in {folder}"
+                stop.add_note(f"stopped: not settled{kept}; the same command goes on from there")
             raise
         write()
     yield Result(content, answer, written=written(out, folder))

@@ -353,7 +353,8 @@ def _best_so_far(found: Row) -> str:
     counts = {"have not run": still["not_run"], "are not settled": still["not_settled"]}
     what = enumerated([f"{count} {said}" for said, count in counts.items() if count])
     more = still["left_s"] and f"about {duration(still['left_s'])} more"
-    return sentence({"best so far": f"{name}, {value}", "not settled": what, "takes": more or ""})
+    parts = {"best so far": f"{name}, {value}", "not settled": what or "no search has begun"}
+    return sentence(parts | {"takes": more or ""})
 
 
 def _best(found: Row) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -161,19 +162,22 @@ class ProgressBar:
     is called with the step, its progress and its length. A partial answer stands above it."""
 
     def __init__(self, console: Console, enabled: bool) -> None:
+        from io import StringIO
+
         from rich import progress
-        from rich.text import Text
+        from rich.console import Console
 
         bar = self
 
         class Growing(progress.Progress):
             def get_renderables(self) -> Iterable[RenderableType]:
-                yield Text.from_ansi(bar._above)
+                yield bar._above
                 yield from super().get_renderables()
 
         # A log file needs no escape sequences.
         self._enabled = enabled and console.is_terminal
-        self._above, self._console, self._said = "", console, "" if enabled else None
+        self._above, self._said = "", "" if enabled else None
+        self._apart = Console(file=StringIO(), width=console.width)  # the bar's own shows the bar
         columns = (
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
@@ -198,12 +202,22 @@ class ProgressBar:
     def show(self, section: Section) -> None:
         """Show a partial answer in place of the last one; in a log file its sentence, if it names
         another deployment."""
+        from rich.markup import escape
+
         if self._enabled:
-            self._above = terminal(section, self._console)
+            short = replace(section, command="", assumed=[], warnings=[], tables=section.tables[:1])
+            self._above = escape(terminal(short, self._apart))
             return
         if self._said is not None and (best := section.answer.partition(",")[0]) != self._said:
             self._said = best
-            typer.echo(section.answer, err=True)
+            self.say(section.answer)
+
+    def say(self, line: str) -> None:
+        """A line for the user, above the bar."""
+        if self._shown:
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            typer.echo(line, err=True)
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if not self._enabled:
