@@ -205,16 +205,20 @@ def run_files(
 ) -> dict[str, bytes]:
     """Files of a result by name: each scenario's requests, its ledger, a policy of the user's own;
     and ``config.yaml``: ``config`` with the resolved scenarios, to simulate the same again."""
-    from .config.loading import stored
-
-    files, scenarios = dict[str, bytes](), {}
-    for name, (scenario, analysis) in runs.items():
-        scenarios[name], policy_file = stored(scenario, name)
-        files |= policy_file
+    files, content = stored_files({name: scenario for name, (scenario, _) in runs.items()})
+    for name, (_, analysis) in runs.items():
         files[f"{name}/requests.parquet"] = parquet_bytes(analysis.request_columns)
         files[f"{name}/ledger.csv"] = csv_bytes(analysis.ledger_columns)
-    files["config.yaml"] = dump_yaml({**config, "scenarios": scenarios}).encode()
-    return files
+    return files | {"config.yaml": dump_yaml({**config, **content}).encode()}
+
+
+def stored_files(scenarios: Mapping[str, Scenario]) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """The policies of the user's own as files, and the resolved scenarios of a ``config.yaml``."""
+    from .config.loading import stored
+
+    found = {name: stored(scenario, name) for name, scenario in scenarios.items()}
+    files = {path: content for _, policy in found.values() for path, content in policy.items()}
+    return files, {"scenarios": {name: scenario for name, (scenario, _) in found.items()}}
 
 
 def parquet_bytes(table: Table) -> bytes:

@@ -9,11 +9,9 @@ there are partial answers: the first after one race, of the layout with the high
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,6 @@ from ..config.base import Source
 from ..config.loading import check_scenario
 from ..config.pools import without_hidden
 from ..results import SUMMARY, json_bytes
-from ..sweeps.backends import InProcess
-from ..sweeps.execute import duration
 from ..sweeps.points import apart, between
 from .answer import (
     COSTS,
@@ -45,12 +41,11 @@ from .answer import (
     slower_factors,
     with_counts,
 )
-from .bounds import alone, most_requests_per_s
 from .launch import TRACE, Launch, launch, load_test
-from .options import Described, Left, Option, Wanted, deployable, layouts, named, plan_of
-from .pool_layouts import pool_layouts
+from .options import Left, Option, Wanted, named, plan_of
 from .probing import RECOMMEND_FORMAT, Laboratory
 from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, paired, weigh
+from .screening import BEHIND, SCREENING, Open, Screened, Screening, Worth, per_hour, whole
 from .search import (
     UNBOUNDED,
     Begun,
@@ -59,8 +54,6 @@ from .search import (
     Probed,
     at_load,
     begin,
-    lengthened,
-    race,
     settle,
 )
 from .slo import Verdict
@@ -69,103 +62,10 @@ FINALISTS = 4
 """Deployments that are searched exactly, at first."""
 MOST_SEARCHED = 8
 """Most deployments that are searched exactly."""
-WAVE = 16
-"""Deployments screened side by side before they are compared again."""
-SCREENING = 0.05
-"""The tolerance of screening: within it of the best a deployment is searched, too."""
-BEHIND, MARGIN = 0.3, 0.1
-"""The margin below the best for another layout: to be screened to the end, and to be a finalist."""
-BETTER = 0.01
-"""The margin by which a deployment must exceed other sequence limits of its layout."""
+MARGIN = 0.1
+"""The margin below the best for another layout to be a finalist."""
 MUCH_LESS = 0.5
 """The part of the best's load below which its neighbour sustains much less."""
-LIKELY = 0.6
-"""The part of its bound at which the search for a deployment without a rival starts."""
-ROUGH, OTHERS = (0.8, 1.15), 0.7
-"""Parts of a screened load between which the settled one lies, and the part of its bound that what
-has not run sustains at most, 9 times in 10: chosen with 26 questions, and checked with as many
-others, as are the next two (docs/capacity.md)."""
-RACES, SEARCHES = 1500, 30
-"""Requests of the race of a deployment that waits, and runs of a contender's search."""
-
-
-@dataclass(frozen=True, eq=False)
-class Screened:
-    """A deployment after screening: the load that one replica carries, and the number of replicas.
-    ``value`` ranks it: requests a second for a unit of money an hour. ``per_hour`` is the price of
-    one replica, ``rough`` where short runs broke the SLO, and ``half`` the half-width of its load,
-    in logarithms, if it left a search."""
-
-    option: Option
-    load: float
-    replicas: int
-    value: float
-    per_hour: float
-    rough: Crossing | None = None
-    half: float | None = None
-
-    @property
-    def name(self) -> str:
-        """With the number of replicas."""
-        return whole(self.option, self.replicas).name
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Between which its settled load lies."""
-        low, high = ROUGH if self.half is None else (math.exp(-self.half), math.exp(self.half))
-        return low * self.load, high * self.load
-
-
-@dataclass(frozen=True)
-class Worth:
-    """A deployment's value, requests a second for money an hour; and the load that it takes."""
-
-    wanted: Wanted
-    prices: Prices
-
-    def of(self, option: Option, load: float) -> Screened:
-        """A deployment with replicas that carry ``load`` each."""
-        wanted, gpus = self.wanted, option.gpus
-        if wanted.rate is None:
-            replicas, paid = 1 if option.pooled else wanted.gpus // gpus, wanted.gpus
-            carried = replicas * load
-        elif option.pooled:
-            replicas, paid = 1, gpus
-            carried = wanted.rate if load >= wanted.rate else 0.0
-        else:
-            replicas = max(1, math.ceil(wanted.rate / load))
-            paid = replicas * gpus
-            carried = wanted.rate if paid <= wanted.gpus else 0.0
-        per_hour = self._price(option) * paid
-        return Screened(option, load, replicas, carried / per_hour, per_hour / replicas)
-
-    def too_many(self, option: Option, load: float) -> str:
-        """Why replicas that carry ``load`` each cannot carry the rate; empty if they can."""
-        most = self.of(option, load)
-        if self.wanted.rate is None or most.value:
-            return ""
-        needed = f"{most.replicas * option.gpus} GPUs at least"
-        return f"{self.wanted.rate:g} requests/s take {'more workers' if option.pooled else needed}"
-
-    def value_of(self, option: Option, load: float) -> float:
-        """The value of a deployment whose replicas carry ``load`` each."""
-        return self.of(whole(option, 1), load).value
-
-    def load_for(self, option: Option, value: float) -> float:
-        """The load that a replica must carry for the deployment to be worth ``value``."""
-        wanted, price = self.wanted, self._price(option)
-        if wanted.rate is None:
-            replicas = 1 if option.pooled else wanted.gpus // option.gpus
-            return value * price * wanted.gpus / replicas
-        if option.pooled:
-            enough = wanted.rate / (price * option.gpus) >= value
-            return wanted.rate if enough else math.inf
-        paid = min(wanted.rate / max(value * price, 1e-12), wanted.gpus)
-        replicas = math.floor(paid / option.gpus * (1 + 1e-9))
-        return wanted.rate / replicas if replicas else math.inf
-
-    def _price(self, option: Option) -> float:
-        return _per_hour(option, self.prices) / option.gpus
 
 
 @dataclass(frozen=True)
@@ -175,20 +75,6 @@ class AtRate:
     option: Option
     at: list[Probed]
     verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Open:
-    """What a partial answer leaves open: how many deployments have not run (``not_run``), and how
-    many contenders are not settled. The settled best has a value, and the first of the partial
-    answer's takes a number of servers, ``between`` and ``servers`` 9 times in 10. The whole answer
-    is expected after so many more seconds (``left_s``; None if earlier runs are there)."""
-
-    not_run: int
-    not_settled: int
-    between: tuple[float, float]
-    servers: tuple[int, int]
-    left_s: float | None
 
 
 @dataclass(frozen=True)
@@ -212,19 +98,19 @@ def recommendations(
 ) -> Iterator[Recommendation]:
     """The best deployments: partial answers, and then the whole one. Raises UserError where none
     keeps the SLO, under the rate if any."""
-    race, errors = Race(lab, Worth(wanted, prices)), OpErrors(lab)
-    for _ in screen(race):
-        yield from race.partial(race.found)
-    screened, worth, dropped = list[Screened](), race.worth, race.dropped
-    for one in race.found:
+    screening, errors = Screening(lab, Worth(wanted, prices)), OpErrors(lab)
+    for known in screening.run():
+        yield from _partial(screening, known)
+    screened, worth, dropped = list[Screened](), screening.worth, screening.dropped
+    for one in screening.found:
         if why := worth.too_many(one.option, one.load):
             dropped[one.option.name] = Left("rate", at=one.load, clause=why)
         else:
             screened.append(one)
     if not screened:
-        raise UserError(_nothing(wanted, dropped, race.lone))
-    race.expect(finalists(screened))
-    search = Searches(race, screened, say)
+        raise UserError(_nothing(wanted, dropped, screening.lone))
+    screening.expect(finalists(screened))
+    search = Searches(screening, screened, say)
     yield from search.begin()
     began, left = search.began, _beaten(search.began, worth, errors)
     yield from search.settle([one for one in began if one not in left])
@@ -241,7 +127,7 @@ def recommendations(
     loads |= {one: now.load for one, now in beaten.items()}
     others = [one for _, one in _not_searched(screened, loads, worth)] + [*beaten.values()]
     others.sort(key=lambda one: (-one.value, one.name))
-    result = Recommendation(ranked, others, dropped, checked, race.options)
+    result = Recommendation(ranked, others, dropped, checked, screening.options)
     weighed, at_rate = _weighed(lab, result, worth, errors, screened[0].value * (1 - BEHIND))
     yield replace(result, weighed=weighed, checked=checked | at_rate)
 
@@ -251,7 +137,7 @@ class Searches:
     """The searches for the capacities of the best ``screened`` deployments: those that ``began``,
     and the answers of those that are ``settled``."""
 
-    race: Race
+    screening: Screening
     screened: list[Screened]
     say: Say
     began: dict[Screened, Begun | Capacity | str] = field(default_factory=dict)
@@ -259,7 +145,7 @@ class Searches:
 
     def begin(self) -> Iterator[Recommendation]:
         """The first replications of all contenders; the partial answer after each."""
-        lab, chosen = self.race.lab, finalists(self.screened)
+        lab, chosen = self.screening.lab, finalists(self.screened)
         while chosen:
             self.say(f"searching {len(chosen)} of them")
             exactly = {whole(one.option, one.replicas): one for one in chosen}
@@ -268,7 +154,7 @@ class Searches:
             for first in lab.ended({o: begin(plan, pilots[o]) for o, plan in plans.items()}):
                 self.began |= {exactly[option]: one for option, one in first.items()}
                 yield from self._partial(len({*self.began, *chosen}))
-            further = _contenders(self.screened, self.began, self.race.worth)
+            further = _contenders(self.screened, self.began, self.screening.worth)
             chosen = further[: MOST_SEARCHED - len(self.began)]
 
     def settle(self, chosen: Sequence[Screened]) -> Iterator[Recommendation]:
@@ -277,13 +163,13 @@ class Searches:
         self.say(f"settling {len(options)} of them")
         ended = {one: end for one, end in options.items() if not isinstance(end, Begun)}
         searches = {one: settle(end) for one, end in options.items() if isinstance(end, Begun)}
-        for outcomes in self.race.lab.ended(searches):
+        for outcomes in self.screening.lab.ended(searches):
             ends = ended | outcomes
             self.settled = [Answer.of(one, ends[one]) for one in options if one in ends]
             yield from self._partial(len(options) - len(ends))
 
     def _partial(self, not_settled: int) -> Iterator[Recommendation]:
-        worth, loads = self.race.worth, dict[Screened, float]()
+        worth, loads = self.screening.worth, dict[Screened, float]()
         settled, rows = {one.option.name: one for one in self.settled}, list[Screened]()
         for one, found in self.began.items():
             load, answer = _load(one, found), settled.get(one.name)
@@ -297,7 +183,16 @@ class Searches:
             loads[one] = load
         rows += [one for _, one in _not_searched(self.screened, loads, worth)]
         rows.sort(key=lambda one: (-one.value, one.name))
-        yield from self.race.partial(rows, not_settled)
+        yield from _partial(self.screening, rows, not_settled)
+
+
+def _partial(
+    screening: Screening, known: Sequence[Screened], not_settled: int = 0
+) -> Iterator[Recommendation]:
+    """The answer so far, if there is one: what is ``known`` of deployments, the best first."""
+    if known:
+        still = screening.open(known, not_settled)
+        yield Recommendation([], [*known], screening.dropped, {}, screening.options, open=still)
 
 
 def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
@@ -467,13 +362,13 @@ def _least_replicas(
         again = {one.option: one for one in carry if one.option.name not in checked}
         checked |= _run_at(lab, again, rate)
         carry = [one for one in carry if checked[one.option.name].verdict.holds]
-        least = min((_per_hour(one.option, prices) for one in carry), default=0.0)
+        least = min((per_hour(one.option, prices) for one in carry), default=0.0)
         fewer = {
             less: one
             for one in carry
             if one.option.scenario.cluster.replicas > 1
             and (less := _changed(one.option, -1)).name not in checked
-            and _per_hour(less, prices) < least
+            and per_hour(less, prices) < least
         }
         if not fewer:
             return tried, checked
@@ -511,7 +406,7 @@ def _weighed(
         value = _value(one, wanted, worth.prices, found.checked)
         if rate is not None:
             carries = carries_rate(one, rate, found.checked)
-            value = rate / _per_hour(one.option, worth.prices) if carries else 0.0
+            value = rate / per_hour(one.option, worth.prices) if carries else 0.0
         return Rival(one.option.name, one.option, load, value, one.found)
 
     best = rival(first)
@@ -531,7 +426,7 @@ def _weighed(
     for one in rest:
         option, value = several[one.option], one.value
         if rate is not None and not ((at := checked.get(option.name)) and at.verdict.holds):
-            more = _per_hour(_changed(option, 1), worth.prices)
+            more = per_hour(_changed(option, 1), worth.prices)
             value = 0.0 if option.pooled else rate / more
         half = math.log1p(SCREENING) if one.half is None else one.half
         others.append(Rival(option.name, option, one.load, value, half=half))
@@ -597,24 +492,12 @@ def _nothing(
     )
 
 
-def whole(option: Option, replicas: int) -> Option:
-    """The deployment with ``replicas`` replicas in place of its own number; two pools are one."""
-    if option.pooled:
-        return option
-    name = f"{option.name.partition(' x ')[0]} x {replicas}"
-    return option.changed(name, option.scenario.having("cluster", replicas=replicas))
-
-
 def _changed(option: Option, by: int) -> Option:
     return whole(option, option.scenario.cluster.replicas + by)
 
 
-def _per_hour(option: Option, prices: Prices) -> float:
-    return max(prices.of(option.deployment.device.name), 1e-9) * option.gpus
-
-
 def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str, AtRate]) -> float:
-    price = _per_hour(answer.option, prices)
+    price = per_hour(answer.option, prices)
     if wanted.rate is None:
         return answer.load / (price * (wanted.gpus / answer.option.gpus))
     # The cheapest deployment that sustains the rate, then the largest reserve.
@@ -626,145 +509,6 @@ def carries_rate(answer: Answer, rate: float, checked: Mapping[str, AtRate]) -> 
     """Whether a deployment's capacity reaches the rate, and runs at it keep the SLO."""
     there = checked.get(answer.option.name)
     return answer.load >= rate and there is not None and there.verdict.holds
-
-
-@dataclass
-class Race:
-    """Deployments on their way to the search: all possible ones (``options``), loads that their
-    replicas cannot exceed (``bounded``), for how long the SLO's requests take ``lone``, those that
-    are ``waiting``, those that short runs have given a rough load (``found``, the best first), and
-    why others were ``dropped``."""
-
-    lab: Laboratory
-    worth: Worth
-    dropped: dict[str, Left] = field(default_factory=dict)
-    lone: dict[str, tuple[float, str]] = field(default_factory=dict)
-    options: list[Option] = field(default_factory=list)
-    bounded: dict[Option, float] = field(default_factory=dict)
-    waiting: list[Option] = field(default_factory=list)
-    found: list[Screened] = field(default_factory=list)
-    done_s: float | None = None
-
-    def add(self, described: Sequence[Described]) -> None:
-        """Further deployments, with their bounds. They wait, if they may keep the SLO."""
-        objectives = self.lab.section.objectives
-        further, unfit = deployable(self.worth.wanted, described)
-        self.dropped |= unfit
-        self.options += further
-        for number, option in enumerate(further):
-            self.lab.progress("bounds", number, len(further))
-            self.lone[option.name] = alone(option, objectives)
-            if why := self.lone[option.name][1]:
-                self.dropped[option.name] = Left("alone", clause=why)
-                continue
-            most = most_requests_per_s(option, objectives)
-            if why := self.worth.too_many(option, most):
-                self.dropped[option.name] = Left("rate", at=most, clause=why)
-            else:
-                self.bounded[option] = most
-                self.waiting.append(option)
-        self.lab.progress("bounds", len(further), len(further))
-
-    def run(self, wave: Sequence[Option], lab: Laboratory) -> Iterator[list[Screened]]:
-        """Race deployments; yields ``found`` whenever one has ended."""
-        worth, bounded, searches, asked = self.worth, self.bounded, {}, dict[Option, Option]()
-        goals = {option: _goal(worth, option, self.found) for option in wave}
-        for option in wave:
-            short = replace(plan_of(option, lab.section, "recommend"), tolerance=SCREENING)
-            several = whole(option, worth.of(option, bounded[option]).replicas)
-            one = several if several.alike > 1 else option  # else a single replica
-            offered = one.alike / (1 - option.deployment.rejected)  # goals count served requests
-            wanted, start = offered * goals[option][0], offered * LIKELY * bounded[option]
-            searches[one] = race(replace(short, scale=one.alike), wanted, start)
-            asked[one] = option
-        left, ended = len(self.waiting), dict[Option, Crossing | Probed | str]()
-        done = len(self.bounded) - left
-        self.waiting = [option for option in self.waiting if option not in goals]
-        for outcomes in lab.ended(searches, done, len(self.bounded)):
-            for one in outcomes.keys() - ended.keys():
-                outcome, option = outcomes[one], asked[one]
-                ended[one] = outcome
-                served = (1 - option.deployment.rejected) / one.alike
-                if isinstance(outcome, Crossing):
-                    rough = worth.of(option, outcome.load * served)
-                    self.found.append(replace(rough, rough=outcome))
-                elif isinstance(outcome, Probed):
-                    at, rival = outcome.probe.load * served, goals[option][1]
-                    self.dropped[option.name] = Left("race", rival, at, outcome.verdict.worst)
-                else:
-                    failed = outcome in lab.report.failures.values()
-                    self.dropped[option.name] = Left("failed" if failed else "race", clause=outcome)
-            self.found.sort(key=lambda one: (-one.value, one.option.name))
-            yield self.found
-
-    def expect(self, chosen: Sequence[Screened]) -> None:
-        """Say when the whole answer is expected, if these are searched: unless earlier runs are
-        there, from the time that requests took so far."""
-        report, lab = self.lab.report, self.lab
-        longest = 0
-        for one in chosen:
-            plan = plan_of(whole(one.option, one.replicas), lab.section, "recommend")
-            longest += lengthened(plan, [one.rough.kept] if one.rough else []).requests
-        simulated = sum(run.point["requests"] for run in lab.runs.values())
-        if simulated and longest and not report.earlier:
-            requests = RACES * len(self.waiting) + SEARCHES * longest
-            left_s = report.run_s / simulated * requests / lab.backend.workers
-            self.done_s = time.monotonic() + left_s
-            lab.say(f"the whole answer takes about {duration(left_s)} more")
-
-    def leave_behind(self) -> None:
-        """Drop what waits and whose bound is behind the best, or another of its layout."""
-        for option in self.waiting:
-            load, rival = _goal(self.worth, option, self.found)
-            if self.bounded[option] < load * (1 - SCREENING):  # which is rough
-                self.dropped[option.name] = Left("bound", rival, self.bounded[option])
-        self.waiting = [one for one in self.waiting if one.name not in self.dropped]
-
-    def partial(self, known: Sequence[Screened], not_settled: int = 0) -> Iterator[Recommendation]:
-        """The answer so far, if there is one: what is ``known`` of deployments, the best first."""
-        if not known:
-            return
-        worth, best = self.worth, known[0]
-        ends = [(one.option, *one.ends) for one in known]
-        ends += [(one, 0.0, OTHERS * self.bounded[one]) for one in self.waiting]
-        values = [[worth.value_of(option, max(load, 1e-9)) for load in e] for option, *e in ends]
-        between = tuple(max(each) for each in zip(*values, strict=True))
-        fewest, most = (worth.of(best.option, load).replicas for load in reversed(best.ends))
-        left_s = self.done_s and max(self.done_s - time.monotonic(), 0.0)
-        still = Open(len(self.waiting), not_settled, between, (fewest, most), left_s)
-        yield Recommendation([], [*known], self.dropped, {}, self.options, open=still)
-
-
-def screen(race: Race) -> Iterator[list[Screened]]:
-    """A rough capacity of each deployment, the best first: of those so far, whenever one has run.
-    The first is of the layout whose widest deployment has the highest bound; it runs in this
-    process, before all others are deployed."""
-    lab, worth, wanted = race.lab, race.worth, race.worth.wanted
-    described, widest = [*layouts(wanted)], dict[object, Described]()
-    for point, tree in described:
-        widest.setdefault(point["layout"], (point, tree))
-        if point["seqs"] > widest[point["layout"]][0]["seqs"]:
-            widest[point["layout"]] = (point, tree)
-    race.add([*widest.values()])
-    for best in _in_order(worth, race.bounded)[:1]:
-        at = best.point["layout"]
-        alike = [one for one in described if one[0]["layout"] == at and one != widest[at]]
-        race.add(alike)
-        own = {one: most for one, most in race.bounded.items() if one.point["layout"] == at}
-        first = _in_order(worth, own)[:1]
-        yield from race.run(first, replace(lab, backend=InProcess()))
-    there = {one.name for one in race.options} | race.dropped.keys()
-    race.add([one for one in described if named(one[0]) not in there])
-    race.leave_behind()
-    race.expect(2 * race.found[:1])
-    places = {named(point): place for place, (point, _) in enumerate(described)}
-    race.options.sort(key=lambda one: places[one.name])
-    if wanted.pools:
-        race.add([*pool_layouts(wanted, race.options, lab.section.objectives, worth.prices.of)])
-    race.waiting = [one for one in _in_order(worth, race.bounded) if one in race.waiting]
-    while race.waiting:
-        race.leave_behind()
-        yield from race.run(race.waiting[:WAVE], lab)
 
 
 def finalists(screened: Sequence[Screened]) -> list[Screened]:
@@ -779,29 +523,6 @@ def finalists(screened: Sequence[Screened]) -> list[Screened]:
     pooled = chosen[0].option.pooled
     other = next((one for one in screened if one.option.pooled != pooled), chosen[0])
     return chosen if other in chosen else [*chosen, other]
-
-
-def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:
-    """Options by their bounds; first one of each layout, then other sequence limits."""
-    value = {option: worth.of(option, load).value for option, load in bounded.items()}
-    ordered = sorted(bounded, key=lambda option: -value[option])
-    place, seen = dict[Option, int](), Counter[object]()
-    for option in ordered:
-        place[option] = seen[option.point["layout"]]
-        seen[option.point["layout"]] += 1
-    return sorted(ordered, key=lambda option: place[option])
-
-
-def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[float, str | None]:
-    """The load that a replica must carry to be nearly as good as the best, and better than others
-    of its layout; and which of them sets it."""
-    if not found:
-        return 0.0, None
-    goals = [(found[0].value * (1 - BEHIND), found[0].name)]
-    same = (one for one in found if one.option.point["layout"] == option.point["layout"])
-    goals += [(one.value * (1 + BETTER), one.name) for one in islice(same, 1)]
-    value, name = max(goals)
-    return worth.load_for(option, value), name
 
 
 def recommended(

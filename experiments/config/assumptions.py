@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
+from sarathi_sim.profiler.kernels.message_curves import CAPTURED_TOKENS
 from sarathi_sim.simulator.load.requests import traffic_line, without_times
 from .deployment import Deployment
 from .inputs import prompts_captured, version_defaults

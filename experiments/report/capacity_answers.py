@@ -270,7 +270,7 @@ def _points(found: Row) -> list[Table]:
         for key in (key for key in NAMES if key in every):
             row[axis_name(key, currency)] = None if pd.isna(one[key]) else float(one[key])
         rows.append(row)
-    note = "probes/runs/RUN of the result has the configuration and the requests of each run."
+    note = "probes/runs/RUN of the result has the configuration and the numbers of each run."
     anchors = [anchor(row["run"]) for row in rows]
     return [replace(one, anchors=anchors) for one in _table("Every point", rows, 3, note)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections.abc import Callable
@@ -15,7 +16,16 @@ from sarathi_sim.simulator.views.metrics import Analysis
 from ..config.base import Source
 from ..config.deployment import deploy
 from ..config.scenario import POOLS, Scenario
-from ..results import FORMAT, REQUESTS, SUMMARY, TOKEN_GAPS, json_bytes, parquet_bytes, run_files
+from ..results import (
+    FORMAT,
+    REQUESTS,
+    SUMMARY,
+    TOKEN_GAPS,
+    json_bytes,
+    parquet_bytes,
+    run_files,
+    stored_files,
+)
 from .plan import Run, SharedRequests, run_key
 
 _requests_of = SharedRequests()
@@ -79,7 +89,9 @@ def folder_files(job: Job) -> dict[str, bytes]:
             REQUESTS: lambda: analysis.request_columns,
             TOKEN_GAPS: analysis.gaps_after_warmup,
         }
-        files = {f"{name}/{file}": parquet_bytes(makes[file]()) for file in run.tables}
+        files, config = stored_files({name: run.scenario})
+        files |= {f"{name}/{file}": parquet_bytes(makes[file]()) for file in run.tables}
+        files["config.yaml"] = json.dumps({"name": name, **config}).encode()  # JSON is YAML
     content: dict[str, Any] = {"format": FORMAT, "name": name, "key": run.key}
     content |= {"scenarios": {name: summary}, "ratios": {}, "reference": {}}
     return {**files, SUMMARY: json_bytes(content)}

@@ -25,7 +25,7 @@ from ..facts.model import ModelSpec
 from ..facts.ops import ALL_TO_ALL, MOE
 from ..facts.roofline import HALF, Array
 from ..physics.shard_times import DOUBT
-from .exchange_curves import reached
+from .message_curves import SEND_LATENCY_US, ReduceCurve, reached, sent_us
 from .moe_surface import (
     TILE,
     MoeSurface,
@@ -33,7 +33,6 @@ from .moe_surface import (
     padded_us,
     rates_of,
 )
-from .reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
 from .stack_file import (
     Arrays,
     KernelFit,

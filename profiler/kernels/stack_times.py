@@ -25,14 +25,14 @@ from ..facts.roofline import HALF, HBM_SHARE, Array
 from ..physics.shard_times import DOUBT, KINDS, Provenance, identity
 from .borrowed import with_borrowed
 from .gemm_lattice import LEAST, FastestGemm, GemmLattice
-from .own_ops import OWN_OPS, experts_name
-from .reduce_curves import (
+from .message_curves import (
     CAPTURED_TOKENS,
     SEND_LATENCY_US,
     ReduceCurve,
     sent_us,
     stream_bytes,
 )
+from .own_ops import OWN_OPS, experts_name
 from .stack_attention import (
     AS_TRTLLM_PCT,
     LESS,

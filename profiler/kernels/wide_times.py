@@ -18,9 +18,8 @@ import numpy as np
 from ..facts.device import DeviceSpec, load_device
 from ..facts.formats import MOE_BYTES, Kernels, MoeDtype
 from ..facts.roofline import HALF, Array
-from .exchange_curves import Exchange, ExchangeCurves
+from .message_curves import Exchange, ExchangeCurves, ReduceCurve, sent_us
 from .moe_surface import MoeSurface, rates_of
-from .reduce_curves import ReduceCurve, sent_us
 from .stack_file import (
     Arrays,
     KernelFit,

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,17 +24,13 @@ from sarathi_sim.experiments.capacity.answer import Prices, answers, load_prices
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
 from sarathi_sim.experiments.capacity.options import Left, Option, Wanted, deployable
 from sarathi_sim.experiments.capacity.recommend import (
-    SCREENING,
-    Race,
     Recommendation,
-    Screened,
-    Worth,
     answer_of,
     far_neighbours,
     servers_90,
-    whole,
     winner,
 )
+from sarathi_sim.experiments.capacity.screening import SCREENING, Screened, Screening, Worth, whole
 from sarathi_sim.experiments.capacity.search import Begun, Crossing, Probe
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.loading import check_scenario
@@ -155,7 +151,7 @@ def test_a_contender_leaves_by_its_first_replications() -> None:
     assert {one.name: left[one].than.name for one in left} == {of["b"].name: of["a"].name}
 
 
-def _seen(one: Screened, race: Race) -> Iterator[list[Screened]]:
+def _seen(race: Screening, one: Screened) -> Iterator[list[Screened]]:
     """Screening that sees one deployment."""
     race.found, race.options, race.bounded = [one], [one.option], {one.option: one.load}
     yield race.found
@@ -175,7 +171,7 @@ def test_the_replicas_for_a_rate_are_the_fewest(
     (option, *_), _ = deployable(asked)
     for about, replicas in ((20.0, [2, 1]), (7.0, [2, 3])):
         seen = worth.of(option, about)
-        monkeypatch.setattr(chosen_by, "screen", partial(_seen, seen))
+        monkeypatch.setattr(Screening, "run", partialmethod(_seen, seen))
         found = recommend(laboratory(tmp_path, asked.section), asked, prices)
         assert [one.option.scenario.cluster.replicas for one in found.finalists] == replicas
         content = answer_of(found, asked, prices)
@@ -218,7 +214,7 @@ def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         worth, (option, *_) = Worth(asked, load_prices(None)), deployable(asked)[0]
         if about is not None:
             seen = worth.of(option, about)
-            monkeypatch.setattr(chosen_by, "screen", partial(_seen, seen))
+            monkeypatch.setattr(Screening, "run", partialmethod(_seen, seen))
         with pytest.raises(UserError, match=message.format(f"{rate:g}", f"{rate:g}")):
             recommend(laboratory(tmp_path, asked.section), asked, load_prices(None))
 

@@ -26,13 +26,8 @@ from sarathi_sim.experiments.capacity.bounds import (
 )
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, layouts, named
 from sarathi_sim.experiments.capacity.pool_layouts import MOST_PAIRS, Pair, _described, pool_layouts
-from sarathi_sim.experiments.capacity.recommend import (
-    Worth,
-    answer_of,
-    refined,
-    whole,
-    winner,
-)
+from sarathi_sim.experiments.capacity.recommend import answer_of, refined, winner
+from sarathi_sim.experiments.capacity.screening import Worth, whole
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, parse_slo
 from sarathi_sim.experiments.config.deployment import default_handover, deploy
 from sarathi_sim.experiments.config.loading import check_scenario, load_experiment

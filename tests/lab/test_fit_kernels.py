@@ -24,8 +24,8 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.kernels.attention_grid import fit_prefill
-from sarathi_sim.profiler.kernels.exchange_curves import ExchangeCurves
 from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice, gemm_cube
+from sarathi_sim.profiler.kernels.message_curves import ExchangeCurves
 from sarathi_sim.profiler.kernels.moe_surface import Rates, moe_table
 from sarathi_sim.profiler.kernels.stack_attention import LESS
 from sarathi_sim.profiler.kernels.stack_file import LeftOut, load_stack, stored

@@ -11,7 +11,7 @@ import pytest
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels import attention_grid as grids
 from sarathi_sim.profiler.kernels import gemm_lattice as gemms
-from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
+from sarathi_sim.profiler.kernels.message_curves import ReduceCurve, fit_reduce
 from sarathi_sim.profiler.physics.prompt_law import likeness
 
 SIDES = [256, 512, 1024, 2048, 4096]

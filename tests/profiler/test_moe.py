@@ -18,7 +18,7 @@ from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
 from sarathi_sim.profiler.facts.roofline import HBM_SHARE
 from sarathi_sim.profiler.kernels import moe_surface as moe
-from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
+from sarathi_sim.profiler.kernels.message_curves import ReduceCurve
 from sarathi_sim.profiler.kernels.stack_file import load_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
 from sarathi_sim.profiler.physics.shard_times import DOUBT

@@ -25,7 +25,7 @@ from sarathi_sim.profiler.facts.layer_kinds import busiest
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_LAYER_OPS, ALL_TO_ALL, MOE, OPS
 from sarathi_sim.profiler.facts.roofline import Array
-from sarathi_sim.profiler.kernels.exchange_curves import ExchangeCurves, reached
+from sarathi_sim.profiler.kernels.message_curves import ExchangeCurves, reached
 from sarathi_sim.profiler.kernels.moe_surface import MoeSurface, MoeTable, Rates
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stored
 from sarathi_sim.profiler.kernels.stack_times import StackTimes

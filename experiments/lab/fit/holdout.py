@@ -27,7 +27,6 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     prefill_us,
     prefix_us,
 )
-from sarathi_sim.profiler.kernels.exchange_curves import ExchangeCurves
 from sarathi_sim.profiler.kernels.gemm_lattice import (
     GemmCube,
     fit_lattice,
@@ -35,8 +34,8 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
     rising,
     through,
 )
+from sarathi_sim.profiler.kernels.message_curves import ExchangeCurves, fit_reduce
 from sarathi_sim.profiler.kernels.moe_surface import MoeTable, Rates, between_knots, fit_moe, groups
-from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce
 from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
 from sarathi_sim.profiler.kernels.stack_file import KernelFit, LeftOut, StoredSurface
 from sarathi_sim.profiler.physics.fit import Folds, Rows, leave_one_group_out, median_p95_worst

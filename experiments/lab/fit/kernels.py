@@ -37,7 +37,6 @@ from sarathi_sim.profiler.kernels.attention_grid import (
     fit_prefill,
     fit_prefix,
 )
-from sarathi_sim.profiler.kernels.exchange_curves import fit_exchange
 from sarathi_sim.profiler.kernels.gemm_lattice import (
     FastestGemm,
     GemmLattice,
@@ -47,6 +46,7 @@ from sarathi_sim.profiler.kernels.gemm_lattice import (
     rising,
     through,
 )
+from sarathi_sim.profiler.kernels.message_curves import fit_exchange, fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.moe_surface import (
     Rates,
     choose_tokens,
@@ -55,7 +55,6 @@ from sarathi_sim.profiler.kernels.moe_surface import (
     moe_table,
     rates_of,
 )
-from sarathi_sim.profiler.kernels.reduce_curves import fit_reduce, stream_bytes
 from sarathi_sim.profiler.kernels.sparse_law import fit_sparse
 from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
