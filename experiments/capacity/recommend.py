@@ -45,7 +45,16 @@ from .launch import TRACE, Launch, launch, load_test
 from .options import Left, Option, Wanted, named, plan_of
 from .probing import RECOMMEND_FORMAT, Laboratory
 from .rivals import NOT_WEIGHED, Rival, Weighed, kind_of, paired, weigh
-from .screening import BEHIND, SCREENING, Open, Screened, Screening, Worth, per_hour, whole
+from .screening import (
+    BEHIND,
+    SCREENING,
+    Open,
+    Screened,
+    Screening,
+    Worth,
+    per_hour,
+    whole,
+)
 from .search import (
     UNBOUNDED,
     Begun,

@@ -14,7 +14,16 @@ from ..sweeps.backends import InProcess
 from ..sweeps.execute import duration
 from .answer import Prices
 from .bounds import alone, most_requests_per_s
-from .options import Described, Left, Option, Wanted, deployable, layouts, named, plan_of
+from .options import (
+    Described,
+    Left,
+    Option,
+    Wanted,
+    deployable,
+    layouts,
+    named,
+    plan_of,
+)
 from .pool_layouts import pool_layouts
 from .probing import Laboratory
 from .search import Crossing, Probed, lengthened, race
