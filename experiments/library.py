@@ -6,6 +6,7 @@ A parameter without an option (``progress``, ``say``) is Python's alone; there `
 keeps nothing, where the command writes ``runs/NAME``.
 """
 
+import json
 import math
 import re
 import time
@@ -269,14 +270,21 @@ def _searched(
     from .capacity.probing import Laboratory, OutOfTimeError, probes_in, write_result
     from .report.capacity_charts import capacity_charts
     from .report.section import heading_of
+    from .results import SUMMARY
 
     (out, name), until = place, time.monotonic() + limit_s
     content: dict[str, Any] = {}
 
     def write() -> None:
+        old = Path(folder, SUMMARY)
+        if content.get("open") and old.is_file():  # a settled answer to the same question stays
+            there = json.loads(old.read_bytes())
+            if there.get("question") == content["question"] and not there.get("open"):
+                return
         if out is not None:
             from .report.draw import figure_files
 
+            lab.write_tables()
             figures = figure_files(capacity_charts(content), heading_of(content))
             write_result(folder, kind, {**files(content), **figures})
 
@@ -285,7 +293,8 @@ def _searched(
         backend = stack.enter_context(backend_of(how[0]))
         store = stack.enter_context(probes_in(folder, kind))
         try:
-            for content in search(Laboratory(section, store, backend, *how[1:], until)):
+            lab = Laboratory(section, store, backend, *how[1:], until)
+            for content in search(lab):
                 answer = section_of(None, content)
                 content |= answer.words()
                 if content.get("open"):
@@ -297,7 +306,8 @@ def _searched(
             if content:
                 write()
                 kept = "" if out is None else f", kept in {folder}"
-                stop.add_note(f"stopped: not settled{kept}; the same command goes on from there")
+                what = "settled" if content.get("open") else "refined"
+                stop.add_note(f"stopped: not {what}{kept}; the same command goes on from there")
             raise
         write()
     yield Result(content, answer, written=written(out, folder))
@@ -658,6 +668,7 @@ def partial_answers(
             "pools": pools,
         }
         unused |= {"budget": budget, "speculation": speculation, "out": out not in (None, RUNS)}
+        unused["time-limit"] = time_limit
         for name, default in vars(Choosing()).items():
             unused[f"set {name}"] = name != "profiles" and getattr(chosen, name) != default
         refuse_options(unused, f"with --policy {policy}")
@@ -690,7 +701,8 @@ def partial_answers(
         seconds_of("--time-limit", time_limit),
     ):
         if found.written and found["command"] and found.section is not None:
-            several = any(one.get("pools") for one in found["deployments"][:1])
+            first, *_ = found["deployments"] or found["screened"]
+            several = " x " not in first["name"]  # two pools
             launch = f"{'cat' if several else 'sh'} {found.written[0] / 'launch.sh'}"
             found.section = replace(found.section, command=launch)
         yield found

@@ -2,11 +2,13 @@
 
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 import typer
 from annotated_types import Ge, Le
@@ -67,10 +69,11 @@ def last_of(function: Callable[P, Iterator[T]], name: str) -> Callable[P, T]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        *_, found = function(*args, **kwargs)
-        return found
+        return deque(function(*args, **kwargs), maxlen=1).pop()
 
     called.__name__ = called.__qualname__ = name
+    of_one, *_ = get_args(signature(function).return_annotation)
+    called.__signature__ = signature(function).replace(return_annotation=of_one)  # type: ignore[attr-defined]
     return called
 
 

@@ -519,10 +519,16 @@ def _layout(
 
 
 def deployable(
-    wanted: Wanted, described: Iterable[Described] | None = None
+    wanted: Wanted,
+    described: Iterable[Described] | None = None,
+    requests_of: SharedRequests | None = None,
 ) -> tuple[list[Option], dict[str, Left]]:
     """The layouts (None: all) that can be deployed, one replica each, and why others cannot."""
-    options, dropped, requests_of = list[Option](), dict[str, Left](), SharedRequests()
+    options, dropped, requests_of = (
+        list[Option](),
+        dict[str, Left](),
+        requests_of or SharedRequests(),
+    )
     for point, tree in layouts(wanted) if described is None else described:
         name = named(point)
         source = Source("recommend", name, {}, ())

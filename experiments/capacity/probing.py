@@ -85,16 +85,22 @@ class Laboratory:
         self.report.total += len(plan.runs)
         told = (self.progress, self.report, self.say)
         known = 0
-        with closing(execute(plan, self.store, self.backend, *told, chase.follow)) as outcomes:
-            for _ in outcomes:
-                if len(chase.found) > known:
-                    known = len(chase.found)
-                    yield chase.found
-                if time.monotonic() > self.until:
-                    raise OutOfTimeError
-        self.runs |= chase.runs
+        try:
+            with closing(execute(plan, self.store, self.backend, *told, chase.follow)) as outcomes:
+                for _ in outcomes:
+                    if len(chase.found) > known:
+                        known = len(chase.found)
+                        yield chase.found
+                    self.check_time()
+        finally:
+            self.runs |= chase.runs
         if not searches:
             yield chase.found
+
+    def check_time(self) -> None:
+        """Raises OutOfTimeError where it is later than ``until``."""
+        if time.monotonic() > self.until:
+            raise OutOfTimeError
 
     def write_tables(self) -> None:
         """Write the tables of the probes' sweep, in an order that does not depend on the time."""

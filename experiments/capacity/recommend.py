@@ -182,13 +182,14 @@ class Searches:
         settled, rows = {one.option.name: one for one in self.settled}, list[Screened]()
         for one, found in self.began.items():
             load, answer = _load(one, found), settled.get(one.name)
-            ends = found.quantile.interval if isinstance(found, Begun) else (1.0, 1.0)
+            ends = found.quantile.interval if isinstance(found, Begun) else (0.0, 0.0)
+            most = found.quantile.value if isinstance(found, Begun) else 1.0
             if answer is not None:
-                load, ends = answer.load / (1 if one.option.pooled else one.replicas), (1.0, 1.0)
+                load, most = answer.load / (1 if one.option.pooled else one.replicas), answer.load
                 ends = answer.interval if load else ends
             if load:
-                half, now = math.log(ends[1] / ends[0]) / 2, worth.of(one.option, load)
-                rows.append(replace(now, rough=one.rough, half=half))
+                known = (load * ends[0] / most, load * ends[1] / most)
+                rows.append(replace(worth.of(one.option, load), rough=one.rough, known=known))
             loads[one] = load
         rows += [one for _, one in _not_searched(self.screened, loads, worth)]
         rows.sort(key=lambda one: (-one.value, one.name))
@@ -199,9 +200,9 @@ def _partial(
     screening: Screening, known: Sequence[Screened], not_settled: int = 0
 ) -> Iterator[Recommendation]:
     """The answer so far, if there is one: what is ``known`` of deployments, the best first."""
-    if known:
-        still = screening.open(known, not_settled)
-        yield Recommendation([], [*known], screening.dropped, {}, screening.options, open=still)
+    if able := [one for one in known if one.value]:
+        still = screening.open(able, not_settled)
+        yield Recommendation([], able, screening.dropped, {}, screening.options, open=still)
 
 
 def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
@@ -569,7 +570,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "may_reject": wanted.section.rejected,
         "workload": wanted.stated,
         "log_rates": wanted.log_rates,
-        "open": found.open and _open(found.open, found.screened[0], wanted),
+        "open": found.open and asdict(found.open),
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,
@@ -587,16 +588,6 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "prices": prices.stated,
         "provenance": "predicted",
     }
-
-
-def _open(still: Open, best: Screened, wanted: Wanted) -> dict[str, Any]:
-    """What is open, with the requests/s of the settled best, or at a rate its price an hour."""
-    low, high = still.between
-    per_hour = best.per_hour * best.replicas
-    ends = (low * per_hour, high * per_hour)
-    if wanted.rate is not None:
-        ends = (wanted.rate / high, wanted.rate / low if low else math.inf)
-    return asdict(still) | {"between": list(ends), "servers": list(still.servers)}
 
 
 def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
@@ -642,6 +633,8 @@ def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, An
     option, kept = one.option, one.rough.kept if one.rough is not None else None
     scale = kept.scale if kept is not None else 1
     there = checked.get(one.name)
+    most = None if one.half is None else one.load * math.exp(one.half)
+    most = one.known[1] if one.known else most
     row = {
         "name": one.name,
         "point": option.point,
@@ -651,7 +644,7 @@ def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, An
         "stack": option.deployment.pools[-1].scenario.stack,
         "gpus": option.gpus * one.replicas,
         "about": one.load * one.replicas,
-        "at_most": None if one.half is None else one.load * one.replicas * math.exp(one.half),
+        "at_most": most and most * one.replicas,
         "curve": [] if kept is None else [numbers(kept, whole(option, scale))],
     }
     add_costs(row, one.per_hour * scale)
@@ -661,6 +654,9 @@ def _only_screened(one: Screened, checked: Mapping[str, AtRate]) -> dict[str, An
 def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of the result beside its probes."""
     rows = content["deployments"]
+    launched = {"launch.sh": f"{content['command']}\n".encode()} if content["command"] else {}
+    if content["open"]:
+        return {SUMMARY: json_bytes(content)} | launched
     rest = ("capacity", "settled", "rejected_share", "carries", "per_hour", *COSTS)
     table = with_counts(
         [
@@ -676,8 +672,7 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
     }
     if content["winner"] is not None:
         files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
-    if content["command"] is not None:
-        files["launch.sh"] = f"{content['command']}\n".encode()
+    files |= launched
     if content["load_command"] is not None and (load := _load_test(rows[0])):
         files["load.sh"] = f"{load[0]}\n".encode()
         files |= {TRACE: load[1].encode()} if load[1] else {}

@@ -12,6 +12,7 @@ from itertools import islice
 
 from ..sweeps.backends import InProcess
 from ..sweeps.execute import duration
+from ..sweeps.plan import SharedRequests
 from .answer import Prices
 from .bounds import alone, most_requests_per_s
 from .options import (
@@ -51,7 +52,7 @@ class Screened:
     """A deployment after screening: the load that one replica carries, and the number of replicas.
     ``value`` ranks it: requests a second for a unit of money an hour. ``per_hour`` is the price of
     one replica, ``rough`` where short runs broke the SLO, and ``half`` the half-width of its load,
-    in logarithms, if it left a search."""
+    in logarithms, if it left a search; while that goes on, its load is ``known`` to be between."""
 
     option: Option
     load: float
@@ -60,6 +61,7 @@ class Screened:
     per_hour: float
     rough: Crossing | None = None
     half: float | None = None
+    known: tuple[float, float] | None = None
 
     @property
     def name(self) -> str:
@@ -69,8 +71,7 @@ class Screened:
     @property
     def ends(self) -> tuple[float, float]:
         """Between which its settled load lies."""
-        low, high = ROUGH if self.half is None else (math.exp(-self.half), math.exp(self.half))
-        return low * self.load, high * self.load
+        return self.known or (ROUGH[0] * self.load, ROUGH[1] * self.load)
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,10 @@ class Worth:
 @dataclass(frozen=True)
 class Open:
     """What a partial answer leaves open: how many deployments have not run (``not_run``), and how
-    many contenders are not settled. The settled best has a value, and the first of the partial
-    answer's takes a number of servers, ``between`` and ``servers`` 9 times in 10. The whole answer
-    is expected after so many more seconds (``left_s``; None if earlier runs are there)."""
+    many contenders are not settled. 9 times in 10 the settled best has requests/s, or at a rate a
+    price per hour, ``between``, and the best so far takes ``servers``, at least and at most. The
+    whole answer is expected after so many more seconds (``left_s``; None if earlier runs are
+    there)."""
 
     not_run: int
     not_settled: int
@@ -155,15 +157,17 @@ class Screening:
     waiting: list[Option] = field(default_factory=list)
     found: list[Screened] = field(default_factory=list)
     done_s: float | None = None
+    requests_of: SharedRequests = field(default_factory=SharedRequests)
 
     def add(self, described: Sequence[Described]) -> None:
         """Further deployments, with their bounds. They wait, if they may keep the SLO."""
         objectives = self.lab.section.objectives
-        further, unfit = deployable(self.worth.wanted, described)
+        further, unfit = deployable(self.worth.wanted, described, self.requests_of)
         self.dropped |= unfit
         self.options += further
         for number, option in enumerate(further):
             self.lab.progress("bounds", number, len(further))
+            self.lab.check_time()
             self.lone[option.name] = alone(option, objectives)
             if why := self.lone[option.name][1]:
                 self.dropped[option.name] = Left("alone", clause=why)
@@ -189,10 +193,10 @@ class Screening:
             searches[one] = race(replace(short, scale=one.alike), wanted, start)
             asked[one] = option
         done = len(self.bounded) - len(self.waiting)
-        self.waiting = [option for option in self.waiting if option not in goals]
         for outcomes in lab.ended(searches, done, len(self.bounded)):
             for one in [one for one in outcomes if one in asked]:
                 outcome, option = outcomes[one], asked.pop(one)
+                self.waiting.remove(option)
                 served = (1 - option.deployment.rejected) / one.alike
                 if isinstance(outcome, Crossing):
                     rough = worth.of(option, outcome.load * served)
@@ -234,8 +238,17 @@ class Screening:
         worth, best = self.worth, known[0]
         ends = [(one.option, *one.ends) for one in known]
         ends += [(one, 0.0, OTHERS * self.bounded[one]) for one in self.waiting]
-        values = [[worth.value_of(option, max(load, 1e-9)) for load in e] for option, *e in ends]
-        between = tuple(max(each) for each in zip(*values, strict=True))
+        values = {option: worth.value_of(option, max(high, 1e-9)) for option, _, high in ends}
+        least = max(worth.value_of(option, max(low, 1e-9)) for option, low, _ in ends)
+        gpus, rate = worth.wanted.gpus, worth.wanted.rate
+        loads = [
+            (least * paid, most * paid)
+            for option, most in values.items()
+            if most >= least and (paid := gpus * per_hour(option, worth.prices) / option.gpus)
+        ]
+        between = (min(low for low, _ in loads), max(high for _, high in loads))
+        if rate is not None:
+            between = (rate / max(values.values()), rate / least if least else math.inf)
         fewest, most = (worth.of(best.option, load).replicas for load in reversed(best.ends))
         left_s = self.done_s and max(self.done_s - time.monotonic(), 0.0)
         return Open(len(self.waiting), not_settled, between, (fewest, most), left_s)

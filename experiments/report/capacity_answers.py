@@ -345,15 +345,20 @@ def _best_so_far(found: Row) -> str:
     fewest, most = still["servers"]
     servers = f"{count} server{'s' * (count > 1)}"
     value = f"about {number_text(best['about'])} requests/s"
+    low, high = still["between"]
+    between = number_or_dash([low, high]) if high and high < math.inf else f"{low:,.2f} or more"
     if rate:
         servers = f"about {servers} ({fewest} to {most})"
         value = f"{best['per_hour']:,.2f} {currency} per hour for {rate:g} requests/s"
-    name = f"{servers} of {best['name'].removesuffix(f' x {count}')}"
-    value = f"{gpus} GPU{'s' * (gpus > 1)}, {value} ({number_or_dash(still['between'])})"
+    name, of, _ = best["name"].rpartition(" x ")
+    name = f"{servers} of {name}" if of else best["name"]
+    value = f"{gpus} GPU{'s' * (gpus > 1)}, {value} ({between})"
     counts = {"have not run": still["not_run"], "are not settled": still["not_settled"]}
     what = enumerated([f"{count} {said}" for said, count in counts.items() if count])
     more = still["left_s"] and f"about {duration(still['left_s'])} more"
-    parts = {"best so far": f"{name}, {value}", "not settled": what or "no search has begun"}
+    begun = any(one["at_most"] for one in found["screened"])
+    what = what or ("the last comparisons are left" if begun else "no search has begun")
+    parts = {"best so far": f"{name}, {value}", "not settled": what}
     return sentence(parts | {"takes": more or ""})
 
 

@@ -171,7 +171,7 @@ class ProgressBar:
 
         class Growing(progress.Progress):
             def get_renderables(self) -> Iterable[RenderableType]:
-                yield bar._above
+                yield from [bar._above] if bar._above else []
                 yield from super().get_renderables()
 
         # A log file needs no escape sequences.

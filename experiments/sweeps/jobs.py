@@ -91,7 +91,8 @@ def folder_files(job: Job) -> dict[str, bytes]:
         }
         files, config = stored_files({name: run.scenario})
         files |= {f"{name}/{file}": parquet_bytes(makes[file]()) for file in run.tables}
-        files["config.yaml"] = json.dumps({"name": name, **config}).encode()  # JSON is YAML
+        text = json.dumps({"name": name, **config}, ensure_ascii=False)  # which is YAML
+        files["config.yaml"] = text.encode()
     content: dict[str, Any] = {"format": FORMAT, "name": name, "key": run.key}
     content |= {"scenarios": {name: summary}, "ratios": {}, "reference": {}}
     return {**files, SUMMARY: json_bytes(content)}

@@ -103,7 +103,8 @@ def _ask(found: dict[str, Any], folder: Path, limit_s: float) -> dict[str, Any] 
         timer = threading.Timer(limit_s, child.kill)
         timer.start()
         for line in child.stdout if grows else ():
-            lines.append((time.monotonic() - began, json.loads(line)))
+            if line.endswith("\n"):  # else it was killed
+                lines.append((time.monotonic() - began, json.loads(line)))
         code = child.wait()
         timer.cancel()
         told.seek(0)

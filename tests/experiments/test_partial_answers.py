@@ -9,15 +9,23 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import sarathi_sim as sim
+from sarathi_sim.experiments.capacity.answer import load_prices
+from sarathi_sim.experiments.capacity.bounds import most_requests_per_s
+from sarathi_sim.experiments.capacity.options import deployable
+from sarathi_sim.experiments.capacity.screening import Screening, Worth
+from sarathi_sim.experiments.capacity.slo import parse_slo
 from sarathi_sim.experiments.options import seconds_of
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import called
+from tests.experiments.small_laboratory import question
 from tests.patience import PATIENCE_S
 
 ASKED: dict[str, Any] = {
@@ -30,6 +38,10 @@ ASKED: dict[str, Any] = {
     "seqs": [6, 8],
     "changes": {"tolerance": 0.5},
     "workers": 1,
+}
+QUESTION: dict[str, Any] = {
+    **{key: ASKED[key] for key in ("model", "device", "slo", "workload")},
+    **{"budget": "128", "seqs": "6", "dtype": "bf16"},
 }
 WORDS = (
     *("recommend", "--model", "llama-13b", "--device", "a6000", "--gpus", "2", "--seqs", "6,8"),
@@ -90,7 +102,8 @@ def test_a_time_limit_keeps_what_is_known_and_the_next_call_goes_on(
     for one in answers:
         known, now[0] = one, now[0] + 2
     assert known["open"] and known["winner"] is None and known.written == [tmp_path / "b"]
-    assert json.loads((tmp_path / "b" / "summary.json").read_text())["open"]["not_run"] is not None
+    assert json.loads((tmp_path / "b" / "summary.json").read_text())["open"] is not None
+    assert sim.report([tmp_path / "b"]).written
     assert (tmp_path / "b" / "launch.sh").is_file()
     assert known.section is not None and known.section.answer.startswith("best so far: ")
     kept = {path.name for path in (tmp_path / "b" / "probes" / "runs").iterdir()}
@@ -108,7 +121,7 @@ def test_an_answer_that_is_left_is_kept(tmp_path: Path) -> None:
     known = next(answers)
     del answers
     there = json.loads((tmp_path / "a" / "summary.json").read_text())
-    assert there["open"]["between"] == known["open"]["between"]
+    assert there["open"]["between"] == [*known["open"]["between"]]
 
 
 @pytest.mark.slow
@@ -150,3 +163,37 @@ def test_a_time_is_read(given: float | str | None, seconds: float) -> None:
 def test_what_is_no_time(given: str) -> None:
     with pytest.raises(UserError, match="expected a time such as 10s, 2min or 1h"):
         seconds_of("--time-limit", given)
+
+
+def test_a_settled_answer_stays_when_the_same_question_is_left(tmp_path: Path) -> None:
+    few = ASKED | {"seqs": [8], "gpus": 1}
+    settled = sim.recommend(**few, out=tmp_path / "a")
+    answers = sim.partial_answers(**few, out=tmp_path / "a")
+    assert next(answers)["open"]
+    del answers
+    there = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert there["winner"] == settled["winner"] and (tmp_path / "a" / "winner.yaml").is_file()
+
+
+def test_no_more_gpus_are_proposed_than_there_are() -> None:
+    """At a rate that takes nearly all 64 of them by the bounds, and more by the first run."""
+    given = {key: value for key, value in ASKED.items() if key not in ("gpus", "seqs")}
+    option = deployable(question(**{**QUESTION, "gpus": 1}))[0][0]
+    rate = 0.985 * 64 * most_requests_per_s(option, parse_slo(ASKED["slo"]))
+    with pytest.raises(UserError, match=r"requests/s take \d+ GPUs at least"):
+        sim.recommend(**given, seqs=[6], rate=rate)
+
+
+def test_between_counts_each_device_at_its_own_price() -> None:
+    """On 8 GPUs the best so far, of an H100, sustains 80 requests/s at least, those of an A6000 at
+    most 0.7 x 8 x 8 = 44.8: better for its price, so the settled one may be either."""
+    asked = question(**{**QUESTION, "gpus": 8, "device": "a6000,h100-80g-sxm"})
+    options = deployable(asked)[0]
+    cheap, dear = (next(o for o in options if o.name.startswith(d)) for d in asked.devices)
+    screening: Any = Screening(SimpleNamespace(), Worth(asked, load_prices(None)))  # type: ignore[arg-type]
+    screening.waiting, screening.bounded = [cheap], {cheap: 8.0, dear: 20.0}
+    prices = [screening.worth.prices.of(name) for name in asked.devices]
+    best = replace(screening.worth.of(dear, 10.0), known=(10.0, 11.0))
+    still = screening.open([best])
+    assert still.not_run == 1 and still.servers == (8, 8)
+    assert still.between == pytest.approx((80 * prices[0] / prices[1], 88))
