@@ -284,7 +284,8 @@ def _searched(
         if out is not None:
             from .report.draw import figure_files
 
-            lab.write_tables()
+            if content.get("open"):
+                lab.write_tables()
             figures = figure_files(capacity_charts(content), heading_of(content))
             write_result(folder, kind, {**files(content), **figures})
 
@@ -693,19 +694,24 @@ def partial_answers(
         *(pools, speculation, drafts),
     )
     costs = load_prices(chosen.prices)
-    for found in _searched(
+    found = _searched(
         *(RECOMMEND_FORMAT, (out, "recommend"), wanted.section, (workers, progress, say)),
         lambda lab: recommended(lab, wanted, costs, say, chosen.refine),
         recommend_section,
         lambda content: recommend_files(wanted, content),
         seconds_of("--time-limit", time_limit),
-    ):
-        if found.written and found["command"] and found.section is not None:
-            first, *_ = found["deployments"] or found["screened"]
-            several = " x " not in first["name"]  # two pools
-            launch = f"{'cat' if several else 'sh'} {found.written[0] / 'launch.sh'}"
-            found.section = replace(found.section, command=launch)
-        yield found
+    )
+    yield from map(_with_launch_file, found)
+
+
+def _with_launch_file(found: Result) -> Result:
+    """The answer with the short command of its ``launch.sh``, if that is written."""
+    if found.written and found["command"] and found.section is not None:
+        first, *_ = found["deployments"] or found["screened"]
+        several = " x " not in first["name"]  # two pools
+        launch = f"{'cat' if several else 'sh'} {found.written[0] / 'launch.sh'}"
+        found.section = replace(found.section, command=launch)
+    return found
 
 
 recommend = last_of(partial_answers, "recommend")
