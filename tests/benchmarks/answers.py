@@ -31,7 +31,9 @@ QUESTIONS = {
 def answers_table(before: str, repeats: int, progress: Progress) -> str:
     """A line a question: medians of seconds of the ``before`` commit, and of this checkout, taken
     in turns; what takes over a minute runs once."""
-    lines = [f"{'':22}{'CPU s':>9}{'before':>9}{'ratio':>7}{'wall s':>9}{'before':>9}"]
+    lines = [
+        f"{'':22}{'CPU s':>9}{'before':>9}{'ratio':>7}{'wall s':>9}{'before':>9}{'first s':>9}"
+    ]
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder) / "before"
         tree = ["git", "-C", str(ROOT), "worktree"]
@@ -48,10 +50,26 @@ def answers_table(before: str, repeats: int, progress: Progress) -> str:
                     map(median, zip(*times, strict=True)) for times in took.values()
                 )
                 numbers = f"{cpu:9.1f}{cpu_old:9.1f}{cpu / cpu_old:7.2f}{wall:9.1f}{wall_old:9.1f}"
-                lines.append(f"{name:22}{numbers}")
+                first = f"{_first_s(words):9.1f}" if words[0] == "recommend" else ""
+                lines.append(f"{name:22}{numbers}{first}")
         finally:
             subprocess.run([*tree, "remove", "--force", str(old)], check=True)
     return "\n".join(lines)
+
+
+def _first_s(words: tuple[str, ...]) -> float:
+    """Seconds of the clock until the first answer is printed."""
+    command = [sys.executable, "-m", "sarathi_sim", *words, "--progress", "json", "--quiet"]
+    began = time.perf_counter()
+    with (
+        tempfile.TemporaryDirectory() as out,
+        subprocess.Popen([*command, "--out", out], cwd=ROOT, stdout=subprocess.PIPE) as child,
+    ):
+        assert child.stdout is not None
+        child.stdout.readline()
+        took = time.perf_counter() - began
+        child.kill()
+    return took
 
 
 def _timed(root: Path, words: tuple[str, ...], out: Path) -> tuple[float, float]:

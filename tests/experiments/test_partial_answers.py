@@ -165,6 +165,7 @@ def test_what_is_no_time(given: str) -> None:
         seconds_of("--time-limit", given)
 
 
+@pytest.mark.slow
 def test_a_settled_answer_stays_when_the_same_question_is_left(tmp_path: Path) -> None:
     few = ASKED | {"seqs": [8], "gpus": 1}
     settled = sim.recommend(**few, out=tmp_path / "a")
@@ -175,6 +176,7 @@ def test_a_settled_answer_stays_when_the_same_question_is_left(tmp_path: Path) -
     assert there["winner"] == settled["winner"] and (tmp_path / "a" / "winner.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_no_more_gpus_are_proposed_than_there_are() -> None:
     """At a rate that takes nearly all 64 of them by the bounds, and more by the first run."""
     given = {key: value for key, value in ASKED.items() if key not in ("gpus", "seqs")}
