@@ -242,7 +242,8 @@ def command(
             given["out"] = out
         taken = signature(used).parameters
         passed = {n: value for n, value in given.items() if value is not None and n in taken}
-        found = None
+        found: Any = None
+        answers: Any = None
         try:
             with ProgressBar(consoles()[1], enabled=not quietly) as progress:
                 told = {"progress": progress, "say": silent if quietly else progress.say}
@@ -253,9 +254,12 @@ def command(
                         typer.echo(answer_as_json(found, None), nl=False)
                     elif found.section is not None:
                         progress.show(found.section)
-        except KeyboardInterrupt:  # what is known by then
-            if isinstance(found, Result) and not lines:
-                print_result(found, json=as_json, quiet=quietly, verbose=whole)
+        except KeyboardInterrupt as stop:
+            if isinstance(found, Result) and found is not answers:
+                answers.close()  # which keeps what is known
+                stop.add_note("stopped: what is known is kept; the same command goes on from there")
+                if not lines:
+                    print_result(found, json=as_json, quiet=quietly, verbose=whole)
             raise
         if lines:
             return

@@ -303,12 +303,9 @@ def _searched(
         except OutOfTimeError:
             if not content:
                 raise UserError(f"--time-limit: nothing is known after {limit_s:g} s") from None
-        except (KeyboardInterrupt, GeneratorExit) as stop:
+        except (KeyboardInterrupt, GeneratorExit):
             if content:
                 write()
-                kept = "" if out is None else f", kept in {folder}"
-                what = "settled" if content.get("open") else "refined"
-                stop.add_note(f"stopped: not {what}{kept}; the same command goes on from there")
             raise
         write()
     yield Result(content, answer, written=written(out, folder))

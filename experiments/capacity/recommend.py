@@ -121,6 +121,9 @@ def recommendations(
     screening.expect(finalists(screened))
     search = Searches(screening, screened, say)
     yield from search.begin()
+    ends = [*search.began.values()]
+    if all(isinstance(end, str) and end.startswith(UNBOUNDED) for end in ends):
+        raise UserError(f"--slo {wanted.section.slo}: {ends[0]}")
     began, left = search.began, _beaten(search.began, worth, errors)
     yield from search.settle([one for one in began if one not in left])
     found, checked = search.settled, dict[str, AtRate]()

@@ -201,6 +201,8 @@ class Screening:
                 if isinstance(outcome, Crossing):
                     rough = worth.of(option, outcome.load * served)
                     self.found.append(replace(rough, rough=outcome))
+                elif isinstance(outcome, float):
+                    self.found.append(worth.of(option, outcome * served))
                 elif isinstance(outcome, Probed):
                     at, rival = outcome.probe.load * served, goals[option][1]
                     self.dropped[option.name] = Left("race", rival, at, outcome.verdict.worst)

@@ -533,9 +533,10 @@ def _throughput(at_once: Probed) -> float:
     return served / (1 - at_once.verdict.rejected)
 
 
-def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed]:
-    """A rough capacity from short runs, if it reaches ``goal``; else the probe at that load.
-    Without a goal (0) the search begins at ``start``. Arrivals last ten times the largest limit."""
+def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed | float]:
+    """A rough capacity from short runs, if it reaches ``goal``; else the probe at that load; or the
+    throughput, if no load breaks the SLO in runs so short. Without a goal (0) the search begins at
+    ``start``. Arrivals last ten times the largest limit."""
     lasts = math.ceil(10 * plan.limit_s * (goal or start) / plan.scale)
     like = Probe(
         0,
@@ -546,7 +547,11 @@ def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probe
         (first,) = yield [replace(like, load=_rounded(goal, plan))]
         if not first.verdict.holds:
             return first
-    return (yield from crossing(like, goal or start, SLOPE, plan))
+    try:
+        return (yield from crossing(like, goal or start, SLOPE, plan))
+    except UnbreakableError:
+        (at_once,) = yield [replace(like, load=AT_ONCE)]
+        return _throughput(at_once)
 
 
 def crossing(

@@ -441,6 +441,13 @@ def test_a_race_searches_only_what_reaches_the_goal(goal: float, probes: int) ->
         assert found.load == pytest.approx(10.0, rel=1e-3)
 
 
+def test_a_race_ends_with_the_throughput_if_no_load_breaks_the_slo() -> None:
+    """The laboratory above serves 12 requests a second when all come at once."""
+    for goal in (0.0, 8.0):
+        found, asked = answer(searching.race(plan(0.05, 3, 3), goal, 3.0), {0: 1e12}, 4.0)
+        assert found == 12.0 and math.isinf(asked[-1].load)
+
+
 # Simulated -----------------------------------------------------------------------------------
 
 
