@@ -386,7 +386,7 @@ def _best(found: Row) -> str:
     parts["equal"] = enumerated([*equal[:1], *([f"{more} more"] if more > 0 else [])])
     if second := found["next"]:
         saves = f"{'at least ' * second['at_least']}{100 * second['saves']:.1f} %"
-        parts["next"] = f"{second['name'] or 'all others'} (the best is {saves} cheaper)"
+        parts["next"] = f"{second['name'] or 'all other layouts'} (the best is {saves} cheaper)"
     return sentence(parts | {"limiting metric": _limit(best)})
 
 

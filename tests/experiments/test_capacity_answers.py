@@ -106,7 +106,7 @@ del SCREENED["binds"], SCREENED["at_capacity"]
         ),
         (
             {"next": {"name": "", "saves": 0.3, "at_least": True}},
-            "next: all others (the best is at least 30.0 % cheaper); ",
+            "next: all other layouts (the best is at least 30.0 % cheaper); ",
         ),
     ],
 )
