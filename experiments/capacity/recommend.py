@@ -163,6 +163,7 @@ class Searches:
             exactly = {whole(one.option, one.replicas): one for one in chosen}
             plans = {option: plan_of(option, lab.section, "recommend") for option in exactly}
             pilots = {option: _pilot(one, option) for option, one in exactly.items()}
+            yield from self._partial(len({*self.began, *chosen}))
             for first in lab.ended({o: begin(plan, pilots[o]) for o, plan in plans.items()}):
                 self.began |= {exactly[option]: one for option, one in first.items()}
                 yield from self._partial(len({*self.began, *chosen}))

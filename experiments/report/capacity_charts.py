@@ -25,9 +25,12 @@ Deployments = Sequence[Mapping[str, Any]]
 
 def capacity_charts(found: Mapping[str, Any]) -> dict[str, list[Chart]]:
     """The charts of a ``capacity`` or ``recommend``, from its summary, by the name of their
-    figure: ``headroom``, and a front for each pair of metrics; of a sensitivity ``tornado``."""
+    figure: ``headroom``, and a front for each pair of metrics; of a sensitivity ``tornado``; of a
+    partial answer, which has no curves, none."""
     if "measures" in found:
         return {"tornado": tornado_charts(found)}
+    if found.get("open"):
+        return {}
     every, screened = probed(found)
     count = MOST_LINES - bool(screened)
     most = sorted(every, key=lambda one: -(one["capacity"] or 0.0))[:count]

@@ -104,7 +104,7 @@ def test_a_time_limit_keeps_what_is_known_and_the_next_call_goes_on(
     assert known["open"] and known["winner"] is None and known.written == [tmp_path / "b"]
     assert json.loads((tmp_path / "b" / "summary.json").read_text())["open"] is not None
     assert sim.report([tmp_path / "b"]).written
-    assert (tmp_path / "b" / "launch.sh").is_file()
+    assert (tmp_path / "b" / "launch.sh").is_file() and not (tmp_path / "b" / "figures").exists()
     assert known.section is not None and known.section.answer.startswith("best so far: ")
     kept = {path.name for path in (tmp_path / "b" / "probes" / "runs").iterdir()}
     assert kept
