@@ -37,7 +37,7 @@ docs: $(VENV)/.installed-dev
 	$(BIN)/python -m sarathi_sim.experiments.lab.pages docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
-# The fit to the paper and everything docs/paper.md shows, anew.
+# The fit to the paper and everything docs/lab/paper*.md show, anew.
 paper: $(VENV)/.installed
 	$(BIN)/python -m sarathi_sim.experiments.lab.paper.claims
 	$(BIN)/sarathi-sim lab reproduce --out runs/paper

@@ -11,8 +11,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 # A file outside of docs, or a notebook -> its page.
 OUTSIDE = {
-    "README.md": "index.md",
+    "README.md": "overview.md",
     "ARCHITECTURE.md": "ARCHITECTURE.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "data/README.md": "data.md",
     "docs/library.ipynb": "notebook.md",

@@ -40,8 +40,8 @@ _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 # A message repeats what the user wrote, and a file may hold a value of megabytes.
 _LONGEST_LINE, _LONGEST_USAGE, _MOST_LINES = 4000, 1000, 50
 _REPORT = (
-    "this is an error of sarathi-sim, not yours: please report it, with the command and the output "
-    "of sarathi-sim --debug COMMAND ..."
+    "this is a bug in sarathi-sim, not your mistake: please report it, with the command and the "
+    "output of sarathi-sim --debug COMMAND ..."
 )
 _OURS = 70  # EX_SOFTWARE of sysexits.h
 _TYPES = (type, GenericAlias, UnionType)
@@ -257,7 +257,7 @@ def command(
         except KeyboardInterrupt as stop:
             if isinstance(found, Result) and found is not answers:
                 answers.close()  # which keeps what is known
-                stop.add_note("stopped: what is known is kept; the same command goes on from there")
+                stop.add_note("stopped: finished work is kept; the same command continues it")
                 if not lines:
                     print_result(found, json=as_json, quiet=quietly, verbose=whole)
             raise
@@ -279,7 +279,7 @@ def command(
             kind: Any = Annotated[bool, _option(name, False, [said])]
             options[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind)
     if get_origin(signature(function).return_annotation) is Iterator:
-        said = "json: print each partial answer, and the whole one, in a line on stdout."
+        said = "json: print each partial answer, and the final one, as a line of JSON on stdout."
         kind = Annotated[Literal["json"] | None, _option("lines", None, ["--progress", said])]
         options["lines"] = Parameter("lines", Parameter.KEYWORD_ONLY, default=None, annotation=kind)
     called.__signature__ = Signature([*options.values()])  # type: ignore[attr-defined]
@@ -375,10 +375,10 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 app = application(
     GROUPS,
     name="sarathi-sim",
-    help="Simulate LLM inference serving: which scheduler, chunk size, batch and TP x PP layout, "
-    "and where does the time go?",
-    epilog="Exit codes: 0 a result; 1 a run of a sweep, or a comparison of lab, failed; 2 an "
-    "option, a file, a policy or this machine; 70 an error of sarathi-sim: please report it.",
+    help="Simulate LLM inference serving: which scheduler, chunk size, batch and TP x PP layout is "
+    "best, and where does the time go?",
+    epilog="Exit codes: 0 success; 1 a run of a sweep, or a comparison of lab, failed; 2 a wrong "
+    "option, file or policy, or a problem of this machine; 70 a bug: please report it.",
 )
 
 
@@ -390,7 +390,7 @@ def _laboratory() -> Any:
 
 @app.command("lab", rich_help_panel="Data", add_help_option=False)
 def lab() -> None:
-    """What proves: scores, claims, decision logs, calibration."""
+    """The evidence: scores, claims, decision logs, calibration."""
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,7 @@
 """The library, ``import sarathi_sim as sim``, and the commands: each function here that has options
 in its signature is a command of the same name, with the same words and defaults.
 
-docs/library.md has an example of each. Names of this module stay; those of other modules may move.
+docs/research/python.md has an example of each. Names of this module stay; those of others may move.
 A parameter without an option (``progress``, ``say``) is Python's alone; there ``out`` left out
 keeps nothing, where the command writes ``runs/NAME``.
 """
@@ -83,7 +83,7 @@ def run(
     window: Annotated[
         str | None,
         "START:LENGTH",
-        "Seconds in the stage timeline and the trace, such as 120:1.5.  "
+        "Start and length (s) of the stage timeline and the trace, such as 120:1.5.  "
         "[default: from the middle of the run]",
     ] = None,
     progress: Progress = silent,
@@ -140,7 +140,7 @@ def result_of(found: "ExperimentResult", out: Folder | None) -> Result:
 
 
 def check(config: Config, changes: Assignments = ()) -> Result:
-    """Check every scenario with its model, device, profiles and memory; nothing is simulated.
+    """Check the model, device, profiles and memory of every scenario; simulate nothing.
 
     The deployments side by side. Raises UserError, a line per mistake.
     """
@@ -302,7 +302,7 @@ def _searched(
                     yield Result(content, answer)
         except OutOfTimeError:
             if not content:
-                raise UserError(f"--time-limit: nothing is known after {limit_s:g} s") from None
+                raise UserError(f"--time-limit: there is no answer after {limit_s:g} s") from None
         except (KeyboardInterrupt, GeneratorExit):
             if content:
                 write()
@@ -315,7 +315,7 @@ def workload(
     what: Annotated[
         Config,
         typer.Argument(
-            metavar="WHAT", help="A trace (CSV, JSON), a configuration, or lengths in a word."
+            metavar="WHAT", help="A trace (CSV, JSON), a configuration, or lengths (1024:256)."
         ),
         str,
     ],
@@ -326,7 +326,7 @@ def workload(
         typer.Option(
             "--column",
             metavar="MEANING=NAME",
-            help="A column of a trace with a name of its own: arrival, prompt, output, user, "
+            help="The NAME of a trace's column with this MEANING: arrival, prompt, output, user, "
             "session or turn. May be repeated.",
         ),
         list[str],
@@ -335,9 +335,9 @@ def workload(
 ) -> Result:
     """Say what is in a workload.
 
-    By scenario: lengths in tokens, rates in requests/s, burstiness, and how much of the
-    prompts is shared. WHAT is a trace as `workload.lengths.path` takes it, a configuration, of
-    which the requests are drawn, or what --workload takes elsewhere (docs/workloads.md).
+    For each scenario: lengths in tokens, rates in requests/s, burstiness, and how much of the
+    prompts is shared. WHAT is a trace (as in the key `workload.lengths.path`), a configuration
+    (whose requests are drawn), or lengths as in --workload elsewhere (docs/research/workloads.md).
 
     \b
     Examples:
@@ -381,8 +381,8 @@ def compare(
 ) -> Result:
     """Say how the latencies of two results differ, and why.
 
-    Both are simulated again from their config.yaml. The parts of the time, in seconds, add up to
-    the difference exactly. If one has prefill and decode pools, their numbers alone are compared.
+    Both are simulated again from their config.yaml. The parts of the time (in seconds) add up to
+    the difference exactly. Of results with prefill and decode pools only metrics are compared.
 
     \b
     Examples:
@@ -424,7 +424,7 @@ def plot(
     over: Annotated[Texts, "AXIS", "For a sweep: an axis to draw over; may be repeated."] = (),
     progress: Progress = silent,
 ) -> Result:
-    """Draw runs into the same figures, or draw a sweep.
+    """Draw several runs into the same figures, or draw a sweep.
 
     \b
     Examples:
@@ -441,7 +441,7 @@ def plot(
     paths = [Path(folder) for folder in folders]
     of_sweep = len(paths) == 1 and is_sweep(paths[0])
     if (metrics or over) and not of_sweep:
-        raise UserError("--metric and --over go with the folder of one sweep")
+        raise UserError("--metric and --over need the folder of one sweep")
     target = Path(out or (paths[0] / "figures" if of_sweep else "runs/plot"))
     if target.resolve() in {path.resolve() for path in paths}:
         raise UserError(f"--out {target}: is one of the results to plot: name another folder")
@@ -475,19 +475,19 @@ def report(
     results: Annotated[
         FolderTexts,
         typer.Argument(
-            metavar="RESULT...", help="Results of run, sweep, compare, score and Decide."
+            metavar="RESULT...", help="Results of run, sweep, compare, score, capacity, recommend."
         ),
     ],
     *,
-    out: Annotated[OutText, "FILE.html", "[default: RESULT.html, beside the first RESULT]"] = None,
+    out: Annotated[OutText, "FILE.html", "[default: RESULT.html, next to the first RESULT]"] = None,
     title: Annotated[str | None, "Heading of the page."] = None,
     progress: Progress = silent,
 ) -> Result:
-    """Write results as one HTML page, to be sent on.
+    """Write results into one HTML page to share.
 
     The page has the question, the answer, sortable tables, interactive charts, the configuration
-    and the errors of the op times. It opens without a network. Runs are simulated again for their
-    timelines.
+    and the errors of the op times. It opens without a network connection. Runs are simulated
+    again to draw their timelines.
 
     \b
     Examples:
@@ -508,37 +508,37 @@ def capacity(
     changes: SetOption = (),
     *,
     workload: WorkloadOption = None,
-    bands: Annotated[bool, "Also search under errors of the op times."] = True,
-    prices: Annotated[str | None, "YAML of prices.  [default: shipped assumptions]"] = None,
+    bands: Annotated[bool, "Also search with the errors of the op times."] = True,
+    prices: Annotated[str | None, "YAML file of prices.  [default: shipped assumptions]"] = None,
     refine: Annotated[
-        int, Ge(0), Le(10), "Rounds of trying half-way between the best and the next."
+        int, Ge(0), Le(10), "Rounds that try settings halfway between the best and its neighbours."
     ] = 0,
-    sensitivity: Annotated[bool, "What moves it most? One factor at a time."] = False,
-    by: Annotated[float, "Of --sensitivity: how far each factor is changed, 0.1 is 10 %."] = 0.1,
-    only: Annotated[Words, "Of --sensitivity: some factors, with commas."] = None,
+    sensitivity: Annotated[bool, "Which factor changes the capacity most?"] = False,
+    by: Annotated[float, "With --sensitivity: the change of each factor, 0.1 is 10 %."] = 0.1,
+    only: Annotated[Words, "With --sensitivity: only these factors, separated by commas."] = None,
     metrics: Annotated[
         Texts,
         "--metric",
         "NAME",
-        "Of --sensitivity: of a run, such as ttft_s.p99, in place of the capacity; may be "
-        "repeated.",
+        "With --sensitivity: a metric of a run, such as ttft_s.p99, instead of the capacity; "
+        "may be repeated.",
     ] = (),
     replications: Annotated[
-        int, Ge(1), Le(100), "Of --sensitivity: runs with seeds of their own."
+        int, Ge(1), Le(100), "With --sensitivity: runs with different seeds."
     ] = 3,
     out: OutOption = None,
     workers: WorkersOption = None,
     progress: Progress = silent,
     say: Say = silent,
 ) -> Result:
-    """Find the highest load that keeps an SLO.
+    """Find the highest load that a deployment sustains under an SLO.
 
-    Every deployment of CONFIG is searched. Its section `capacity` states the SLO, and the space of
-    deployments. Finished probes stay in the folder: the same command goes on where it was stopped.
-    --workload gives lengths in place of those of CONFIG. --refine tries values of the space that
-    lie between the best and its neighbours. --sensitivity changes each op's time, the links' speed,
-    the host's time, prompt and output lengths and burstiness, one at a time (docs/sensitivity.md);
-    without a section `capacity`, metrics of a run take the capacity's place.
+    The section `capacity` of CONFIG states the SLO and the deployments to compare. Finished
+    simulations stay in the folder: after an interruption, the same command continues. --workload
+    replaces the lengths of CONFIG. --refine also tries settings between the best deployment and its
+    neighbours. --sensitivity changes one factor at a time (op times, link speed, host time, prompt
+    and output lengths, burstiness) and shows its effect on the capacity or, without a section
+    `capacity`, on metrics of a run (docs/plan/settings.md).
 
     \b
     Examples:
@@ -589,33 +589,33 @@ def capacity(
 
 def partial_answers(
     model: ModelOption,
-    device: Annotated[Words, "Devices, with commas."],
-    slo: Annotated[str | None, "Such as 'p99 ttft 1s, p99 tbt 50ms'."] = None,
+    device: Annotated[Words, "Devices, as in l40s,h100-80g-sxm."],
+    slo: Annotated[str | None, "Latency limits, such as 'p99 ttft 1s, p99 tbt 50ms'."] = None,
     *,
-    gpus: Annotated[int | None, Ge(1), Le(1024), "How many there are."] = None,
-    rate: Annotated[float | None, Ge(1e-3), Le(1e6), "Or: requests per second to sustain."] = None,
+    gpus: Annotated[int | None, Ge(1), Le(1024), "Number of GPUs."] = None,
+    rate: Annotated[float | None, Ge(1e-3), Le(1e6), "Or: the requests/s to sustain."] = None,
     workload: Annotated[
-        str | None, "LENGTHS", f"{LENGTHS}  [default: Azure's conversations of 2023]"
+        str | None, "LENGTHS", f"{LENGTHS}  [default: Azure's conversation trace of 2023]"
     ] = None,
-    stack: Annotated[Words, "vllm, sglang, trtllm, with commas."] = None,
-    dtype: Annotated[Words, "bf16, fp8, ..., with commas.  [default: the model's]"] = None,
-    budget: Annotated[Words, "Token budgets to try, with commas."] = None,
-    seqs: Annotated[Words, "Sequence limits to try, with commas."] = None,
-    pools: Annotated[bool, "Also try prefill and decode workers of their own."] = False,
+    stack: Annotated[Words, "Engines, as in vllm,sglang,trtllm."] = None,
+    dtype: Annotated[Words, "Weight formats, as in bf16,fp8.  [default: the model's]"] = None,
+    budget: Annotated[Words, "Token budgets (max_num_batched_tokens), as in 512,2048."] = None,
+    seqs: Annotated[Words, "Sequence limits (max_num_seqs), as in 64,256."] = None,
+    pools: Annotated[bool, "Also try separate prefill and decode workers."] = False,
     policy: Annotated[
         Literal["sarathi"] | None,
-        "Chunk size and largest batch of Sarathi, on --gpus of one TP group.",
+        "Choose chunk size and largest batch of Sarathi, for one TP group of --gpus.",
     ] = None,
     speculation: Annotated[
         str | None,
         "METHOD[:ACCEPTANCE]",
-        "Also try drafts by mtp, eagle3 or ngram. ACCEPTANCE: golden "
-        "(published; the default), golden_thinking_off, or the probability that each further draft "
-        "holds, as 0.8,0.6.",
+        "Also try speculation by mtp, eagle3 or ngram. ACCEPTANCE: golden "
+        "(published; the default), golden_thinking_off, or the probability that each draft is "
+        "accepted given those before, as 0.8,0.6.",
     ] = None,
     changes: Annotated[SetText, "--set", "NAME=VALUE", in_a_paragraph(Choosing)] = (),
     time_limit: Annotated[
-        float | str | None, "TIME", "Answer with what is known then, as 10s or 2min.", str | None
+        float | str | None, "TIME", "Give the best answer so far after 10s, 2min, ...", str | None
     ] = None,
     out: Annotated[OutText, "[default: runs/recommend]"] = None,
     workers: WorkersOption = None,
@@ -624,17 +624,16 @@ def partial_answers(
 ) -> Iterator[Result]:
     """Find the best deployment under an SLO.
 
-    That is the one that sustains most on the GPUs, or costs least for a rate. Layouts, token
-    budgets and sequence limits are enumerated and bounded; the others race, and the best are
-    searched exactly. A mixture's layouts also have ranks with attention of their own (DP). The
-    result has the engine's own command line, and a configuration. --pools adds deployments
-    whose prompts and decodes have workers of their own, and finds how many of each;
-    --speculation draft lengths. --policy sarathi chooses a chunk size and the largest batch:
-    all requests come at once, the most tokens/s win, and --slo may be left out or bound p99
-    tbt; --seqs is the largest batch to try.
+    With --gpus the best deployment sustains the highest load for its price; with --rate it costs
+    least for that load. Bounds and short runs rule out most layouts, token budgets and sequence
+    limits; a search finds the capacity of the best. For mixtures of experts it also tries DP
+    attention. The result has the command that starts the engine, and a configuration. --pools
+    also tries separate prefill and decode workers, and finds how many of each. --policy sarathi
+    chooses the chunk size and the largest batch with the most tokens/s, if all requests arrive
+    at once. It needs no --slo, or one that limits p99 tbt; --seqs is the largest batch to try.
 
-    The answer grows: a first one after seconds, the whole one at the end. One that --time-limit
-    or Ctrl-C has ended is not settled; the same command goes on from there.
+    A first answer comes after seconds, and better ones follow up to the final one. After
+    --time-limit or Ctrl-C the answer is not settled; the same command continues from there.
 
     \b
     Examples:
@@ -683,7 +682,7 @@ def partial_answers(
         yield Result(content | answer.words(), answer)
         return
     if slo is None:
-        raise UserError("--slo: is missing: such as 'p99 ttft 1s, p99 tbt 50ms'")
+        raise UserError("--slo: is missing: give one such as 'p99 ttft 1s, p99 tbt 50ms'")
     drafts = [chosen.drafts] if isinstance(chosen.drafts, int) else chosen.drafts
     wanted = wanted_of(
         *(model, device, slo, gpus, rate, workload, chosen.max_length),
@@ -721,20 +720,20 @@ def list_(
     ],
     *,
     model: Annotated[
-        str | None, "Of support: a shipped model, its Hub name, or config.json."
+        str | None, "With support: a shipped model, its Hub name, or config.json."
     ] = None,
-    device: Annotated[str | None, "Of support: a shipped device, or a device YAML."] = None,
-    stack: Annotated[str | None, "Of support: vllm, sglang or trtllm.  [default: all]"] = None,
+    device: Annotated[str | None, "With support: a shipped device, or a device YAML."] = None,
+    stack: Annotated[str | None, "With support: vllm, sglang or trtllm.  [default: all]"] = None,
     dtype: Annotated[
-        str | None, "Of support: weights.  [default: all; of the matrix, bf16]"
+        str | None, "With support: format of the weights.  [default: all; for the matrix, bf16]"
     ] = None,
 ) -> Result:
     """List models, devices, policies, or which model runs where.
 
-    `list support` says for each stack and number format: from measured, interpolated or modelled op
-    times, with their error; the smallest layout that holds the model; what is refused, and why.
-    With --model and --device, also the origin of every op, and the parts of a GPU's memory. The
-    keys of `list policies` are those of a configuration's `policy`.
+    `list support` shows for each engine and number format the origin of the op times (measured,
+    interpolated or modelled) and their error, the smallest layout that holds the model, and what is
+    refused and why. With --model and --device it also shows the origin of every op, and the parts
+    of a GPU's memory. `list policies` shows the keys of a configuration's `policy`.
 
     \b
     Examples:
@@ -748,7 +747,7 @@ def list_(
 
     if what != "support":
         if any(option is not None for option in (model, device, stack, dtype)):
-            raise UserError("--model, --device, --stack and --dtype go with list support")
+            raise UserError("--model, --device, --stack and --dtype need list support")
         return {"models": models, "devices": devices, "policies": policies}[what]()
     import pandas as pd
 

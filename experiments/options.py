@@ -37,8 +37,8 @@ ConfigArgument = Annotated[Config, _CONFIG, str]
 ConfigOrExperiment = Annotated["Config | Experiment", _CONFIG, str]
 SetOption = Annotated[SetText, "--set", "KEY.PATH=VALUE", "Change a value; may be repeated."]
 LENGTHS = (
-    "Mean PROMPT:OUTPUT tokens, all alike (1024:256) or spread (1024:256~0.5); tokens in all "
-    "with their P:D (1K@14, 1K@5..50, 1K@?); a trace; or a configuration."
+    "PROMPT:OUTPUT tokens, equal for all requests (1024:256) or spread around it (1024:256~0.5); "
+    "total tokens @ their P:D ratio (1K@14, 1K@5..50, 1K@?); a trace; or a configuration."
 )
 WorkloadOption = Annotated[str | None, "LENGTHS", LENGTHS]
 OutOption = Annotated[OutText, "Folder of the result.  [default: runs/NAME]"]
@@ -109,12 +109,12 @@ class Choosing:
     """The options of ``recommend`` that ``--set`` gives."""
 
     max_length: Annotated[int | None, Ge(2), "longest sequence, tokens"] = None
-    tolerance: Annotated[float, Ge(0.01), Le(0.5), "of the capacities: 0.05"] = 0.05
-    rejected: Annotated[float, Ge(0), Le(0.99), "share of the requests: 0"] = 0.0
+    tolerance: Annotated[float, Ge(0.01), Le(0.5), "relative error of a capacity: 0.05"] = 0.05
+    rejected: Annotated[float, Ge(0), Le(0.99), "share of requests that may be rejected: 0"] = 0.0
     drafts: Annotated[int | str | list[int] | None, "draft lengths to try, as 0,1,2"] = None
-    refine: Annotated[int, Ge(0), Le(10), "rounds between the best and the next: 0"] = 0
-    prices: Annotated[str | None, "YAML of prices"] = None
-    profiles: Annotated[str | None, "folder of profile bundles, with policy"] = None
+    refine: Annotated[int, Ge(0), Le(10), "rounds halfway to the neighbours: 0"] = 0
+    prices: Annotated[str | None, "YAML file of GPU prices"] = None
+    profiles: Annotated[str | None, "folder of profile bundles, with --policy"] = None
 
 
 RUNS = Path("runs/NAME")

@@ -32,9 +32,9 @@ _DTYPES: dict[str, Literal["float16", "bfloat16", "float32"]] = {
     "bf16": "bfloat16",
     "fp32": "float32",
 }
-ServerOption = Annotated[Config, str, "The deployment that served them: YAML, or a shipped one."]
+ServerOption = Annotated[Config, str, "The deployment that was measured: YAML, or a shipped one."]
 RunsArgument = Annotated[
-    FolderTexts, typer.Argument(metavar="BENCH...", help="Runs, as a load tool saves them.")
+    FolderTexts, typer.Argument(metavar="BENCH...", help="Results of a load tool.")
 ]
 
 
@@ -45,7 +45,7 @@ class Measuring:
     device_name: Annotated[str | None, "folder of the device, as h200-sdpa: the GPU's, or cpu"] = (
         None
     )
-    max_tokens: Annotated[int | None, Ge(2), "of a batch"] = None
+    max_tokens: Annotated[int | None, Ge(2), "tokens of a batch"] = None
     max_context: Annotated[int | None, Ge(16), "tokens of a sequence, cached ones included"] = None
     max_batch: Annotated[int | None, Ge(2), "sequences of a decode batch"] = None
     target_error: Annotated[float, Ge(0.01), "held-out error to stop at, percent: 3"] = 3.0
@@ -55,14 +55,14 @@ class Measuring:
     ] = "power_law_1.2"
     flush: Annotated[
         Literal["write", "read", "rotate"],
-        "how the L2 is made cold: write or read a large buffer, or rotate over copies of weights",
+        "how the L2 cache is emptied: write or read a large buffer, or rotate over weight copies",
     ] = "read"
-    ops: Annotated[list[str], "only these, and keep their points"] = ()  # type: ignore[assignment]
-    max_seconds: Annotated[float, Ge(1), "end then; the same command goes on"] = math.inf
+    ops: Annotated[list[str], "measure only these; a later run adds the rest"] = ()  # type: ignore[assignment]
+    max_seconds: Annotated[float, Ge(1), "stop then; the same command continues"] = math.inf
     sustained: Annotated[float, Ge(0), "seconds that a layer runs without a pause: 20"] = 20.0
-    repeats: Annotated[int, Ge(1), "least samples of a point: 5"] = 5
+    repeats: Annotated[int, Ge(1), "samples of a point, at least: 5"] = 5
     threads: Annotated[int, Ge(1), "CPU threads of a rank: 1"] = 1
-    inter_node: Annotated[str | None, "sends between nodes, as ranks.py wrote them"] = None
+    inter_node: Annotated[str | None, "file of sends between nodes, by ranks.py"] = None
     collectives: Annotated[str | None, "bundle with all-reduce and send/recv"] = None
 
 
@@ -75,7 +75,7 @@ def profile(
     device: Annotated[Literal["cpu", "cuda"], "The GPU, or the CPU."] = "cuda",
     dtype: Annotated[
         Literal["fp16", "bf16", "fp32"] | None,
-        "Of weights and activations.  [default: fp16, on a CPU fp32]",
+        "Number format of weights and activations.  [default: fp16, on a CPU fp32]",
     ] = None,
     attention: Annotated[
         Literal["auto", "xformers", "sdpa", "cudnn", "fa3"],
@@ -84,10 +84,10 @@ def profile(
     ] = "auto",
     weights: Annotated[
         Literal["dtype", "fp8"],
-        "Format of the layer's GEMMs: that of --dtype, or fp8 (a GPU's).",
+        "Format of the layer's GEMMs: that of --dtype, or fp8 (on a GPU).",
     ] = "dtype",
     budget: Annotated[
-        float | None, Ge(0), "Seconds after which no point is added.  [default: 45, on a GPU 240]"
+        float | None, Ge(0), "Seconds after which no size is added.  [default: 45, on a GPU 240]"
     ] = None,
     changes: Annotated[SetText, "--set", "NAME=VALUE", in_a_paragraph(Measuring)] = (),
     out: Annotated[
@@ -99,8 +99,8 @@ def profile(
 ) -> Result:
     """Measure op times on this GPU or CPU (needs torch).
 
-    It measures one layer's shard with random weights. After an interruption, the same command
-    continues.
+    It measures one GPU's shard of a layer at each TP degree, with random weights. After an
+    interruption, the same command continues.
 
     \b
     Examples:
@@ -152,25 +152,25 @@ def profile(
 
 
 def fit(
-    bundle: Annotated[FolderText, typer.Argument(metavar="DIR", help="A bundle.")],
+    bundle: Annotated[FolderText, typer.Argument(metavar="DIR", help="A profile bundle.")],
     *,
     out: Annotated[
         OutText, "Also write the table (CSV, JSON) and a figure per op to this folder."
     ] = None,
     progress: Progress = silent,
 ) -> Result:
-    """Check a bundle, and print the errors of its regressions.
+    """Check a profile bundle, and print the errors of its regressions.
 
-    The exit code is 2 if the bundle cannot be used or is faster than its device can be; nothing is
-    fitted then. Outliers, and times that fall as work grows, are only warnings: real kernels show
-    both.
+    If the bundle cannot be used, or is faster than its device can be, nothing is fitted and the
+    exit code is 2. Outliers, and times that fall as work grows, are only warnings: real kernels
+    show both.
 
-    Errors are in percent of the bundle's times, on held-out points only: between the points, at
-    tile edges, beyond the range (fitted up to a quarter of it), and for a GEMM's shape from the
-    other GEMMs (unseen). A random forest and a polynomial fitted to the same points are beside
-    them. The last column is the share of the points inside that the 90 % band covers. If the bundle
-    holds whole layers or skewed decodes, a further table has the errors of the sum of ops and of
-    the mean context, and the errors that remain with the fitted corrections.
+    Errors are in percent of the bundle's times, on points held out of the fit: between the others,
+    at tile edges, beyond the range (fitted up to a quarter of it), and at a GEMM's shape, predicted
+    from the other GEMMs (unseen). Next to them are the errors of a random forest and a polynomial.
+    The last column is the share of the points between the others that the 90 % band covers. If the
+    bundle holds whole layers or skewed decodes, a further table has the errors of the sum of ops
+    and of the mean context, without and with the fitted corrections.
 
     \b
     Examples:
@@ -205,10 +205,10 @@ def score(
     """Say whether your own server does what was predicted.
 
     Each BENCH has runs with the times of every request, as vLLM, SGLang, AIPerf, guidellm and
-    LLMServingSim save them (docs/real_servers.md): `load.sh` of `recommend` makes one. They are
-    simulated with the same requests, at the times when they reached the server. The table has what
-    was predicted, what was measured, and whether it is inside the 90 % band; --verbose also has the
-    simulation with constants fitted to the runs, and what the latency lacks.
+    LLMServingSim save them (docs/server/tune.md): `load.sh` of `recommend` makes one. The same
+    requests are simulated, with their measured arrival times. The table has the predicted and the
+    measured values, and says whether they are inside the 90 % band. --verbose adds the simulation
+    with constants fitted to the runs, and the parts of the latency that are missing.
 
     \b
     Examples:
@@ -253,9 +253,9 @@ def tune(
     """Calibrate the simulation with runs of your own server.
 
     Each BENCH holds one run or several, of vLLM's bench serve, SGLang's bench_serving, AIPerf,
-    GenAI-Perf, guidellm or LLMServingSim (docs/real_servers.md). The engine's constants, and
-    factors on the times of kernels and messages, are fitted to them, and shrunk towards what the
-    engine has elsewhere. Other configurations of the server take them by: calibration: tuned.yaml
+    GenAI-Perf, guidellm or LLMServingSim (docs/server/tune.md). The engine's constants, and
+    factors on the times of kernels and messages, are fitted to them. What the runs do not determine
+    stays near the shipped values. For other runs of the server set: calibration: tuned.yaml
 
     \b
     Examples:

@@ -113,7 +113,7 @@ def open_result(
     manifest = read_manifest(folder)
     if manifest is None or manifest.kind != kind:
         held_there = (
-            f"exists and is no earlier result of {spoken(kind)} (it holds {held_by(folder)})"
+            f"exists and is not an earlier result of {spoken(kind)} (it holds {held_by(folder)})"
         )
         raise UserError(f"{where}: {held_there}: name another folder")
     found = differences(folder, manifest, apart)

@@ -561,7 +561,7 @@ class Pool(InFlight):
         before, self._progress = self._progress, (self._finished, tokens)
         if before[0] == self._finished and before[1] >= tokens:
             raise LivelockError(
-                f"{self._preempted} preemptions in a row, and nobody got a token: "
+                f"{self._preempted} preemptions in a row, and no request got a token: "
                 f"{len(self.running)} running and {len(self.waiting)} waiting requests take the "
                 "KV cache from each other; give it more blocks, or let fewer run at a time"
             )

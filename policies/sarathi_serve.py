@@ -2,7 +2,7 @@
 
 Source: microsoft/sarathi-serve at 96f9911, ``sarathi/core/scheduler/sarathi_scheduler.py``,
 ``base_scheduler.py`` and ``core/block_space_manager``. Not compared with recorded decisions: see
-docs/engines.md.
+docs/model/engines.md.
 """
 
 from __future__ import annotations

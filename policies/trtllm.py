@@ -3,7 +3,7 @@
 Source: NVIDIA/TensorRT-LLM at 02a10fe, ``cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp``,
 ``microBatchScheduler.cpp`` (at 0a949d3), and of the PyTorch backend's ``py_executor.py``
 ``_waiting_requests``, ``_balance_adp_requests`` and ``_pad_attention_dp_dummy_request``. Not
-compared with recorded decisions: docs/engines.md lists the differences.
+compared with recorded decisions: docs/model/engines.md lists the differences.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Profile-driven simulation of LLM serving. As a library, ``import sarathi_sim as sim`` has the
-names of docs/library.md; the module of each is imported when it is first used.
+names of docs/research/python.md; the module of each is imported when it is first used.
 """
 
 from importlib import import_module

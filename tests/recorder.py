@@ -1,5 +1,5 @@
 """Records what an engine's scheduler decides, as ``sarathi-sim lab lockstep`` reads it
-(docs/lockstep.md).
+(docs/lab/lockstep.md).
 
     python -m tests.recorder vllm --out tests/data/vllm        the logs that the tests use
     python -m tests.recorder vllm --random 50 --out FOLDER     random settings and workloads

@@ -15,7 +15,6 @@ import yaml
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from tests.patience import PATIENCE_S
-from tests.policies import by_hand
 from tests.simulator import oracle
 from tests.simulator.oracle import assert_bitwise_equal
 from tests.test_architecture import MODULES
@@ -23,13 +22,20 @@ from tests.test_architecture import MODULES
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "research" / "policies.md").read_text(encoding="utf-8")
+FIRST = ROOT / "experiments" / "configs" / "first_experiment.yaml"
 
 
 def blocks(language: str) -> list[str]:
-    """Of the page about policies; before them the README's configuration."""
-    found = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return [*re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)[:1], *found][language != "yaml" :]
+    """Of the page about policies."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def saved(folder: Path) -> Path:
+    """The files of the page as it says; the configuration."""
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL):
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder / "mine.yaml"
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -37,9 +43,9 @@ def blocks(language: str) -> list[str]:
 def test_the_example_policy(monkeypatch: pytest.MonkeyPatch, lazy: bool, free_pool: bool) -> None:
     names: dict[str, Any] = {}
     exec(blocks("python")[0], names)
-    monkeypatch.setitem(oracle.POLICIES, "prefill_first", names["PrefillFirst"]())
+    monkeypatch.setitem(oracle.POLICIES, "shortest_first", names["ShortestFirst"](chunk_size=32))
     system = oracle.System(
-        policy="prefill_first",
+        policy="shortest_first",
         layers=(2, 1, 2),
         max_in_flight=3,
         lazy=lazy,
@@ -49,44 +55,23 @@ def test_the_example_policy(monkeypatch: pytest.MonkeyPatch, lazy: bool, free_po
     records = system.fast()
     assert_bitwise_equal(records, system.textbook())
     columns = records.replicas[0].iterations
-    assert not ((columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)).any()
+    assert (columns["prefill_tokens"] + columns["decodes"]).max() == 32
 
 
-def test_the_example_policy_in_a_file_of_ones_own(tmp_path: Path) -> None:
-    """As the README says: beside the configuration, and named in a scenario."""
-    code = blocks("python")[0]
-    (tmp_path / "prefill_first.py").write_text(code, encoding="utf-8")
-    first, fragment = blocks("yaml")[:2]
-    config = first[: first.index("scenarios:")] + fragment
-    (tmp_path / "mine.yaml").write_text(config, encoding="utf-8")
-    experiment = load_experiment(tmp_path / "mine.yaml", ["workload.requests=50"])
-    assert simulate_all(experiment).runs["mine"].summary["finished"] == 50
-
-
-def test_the_example_policy_that_preempts(tmp_path: Path) -> None:
-    """Beside the configuration, with so few blocks that requests are preempted; all are served."""
-    names: dict[str, Any] = {}
-    exec(blocks("python")[1], names)
-    arrivals = {0: [by_hand.request(0, 5, 5), by_hand.request(1, 6, 3), by_hand.request(2, 1, 1)]}
-    steps = by_hand.schedule(names["NewestWaits"](), arrivals, blocks=4)
-    # Blocks of 4. Prompts of 5 and 6 tokens take all 4, so request 2 waits. 1 to 2: they grow to 7
-    # and 8, and request 1 has its 3 tokens. 3: request 2 joins request 0.
-    assert by_hand.chunks(steps) == [[(0, 5), (1, 6)], [], [], [(2, 1)], []]
-    arrivals = {0: [by_hand.request(0, 5, 6), by_hand.request(1, 6, 5)]}
-    steps = by_hand.schedule(names["NewestWaits"](), arrivals, blocks=4)
-    # 3: request 1, with 8 tokens, needs a third block: it waits. 4: so does request 0, and gets it.
-    #    Request 1 needs 3 for its 6 + 3 tokens, of 1, until request 0 has left with iteration 5.
-    assert [step.preempted for step in steps] == [[], [], [], [1], [], [], [], []]
-    assert by_hand.chunks(steps)[6:] == [[(1, 9)], []]
-
-    (tmp_path / "newest_waits.py").write_text(blocks("python")[1], encoding="utf-8")
-    first, fragment = blocks("yaml")[0], blocks("yaml")[2]
-    config = first[: first.index("scenarios:")] + fragment
-    (tmp_path / "mine.yaml").write_text(config, encoding="utf-8")
-    experiment = load_experiment(tmp_path / "mine.yaml", ["workload.requests=50"])
-    (run,) = simulate_all(experiment).runs.values()
-    assert run.summary["finished"] == 50
-    assert run.summary["preemptions"] > 0
+def test_the_example_policies_in_files_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the page says: beside the configuration, and named in scenarios; what it asserts holds."""
+    config = saved(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    options = re.findall(r"--set (scenarios\S*?='.*?'|kv_cache\S+)", PAGE)
+    assert len(options) == 2
+    for changes in ([], options):
+        changes = [each.replace("'", "") for each in changes]
+        runs = simulate_all(load_experiment(config, ["workload.requests=50", *changes])).runs
+        assert {run.summary["finished"] for run in runs.values()} == {50}
+    (code,) = (each for each in blocks("python") if "assert" in each)
+    exec(code, {})
 
 
 TEMPLATES = ("orca", "sarathi", "sarathi_serve", "vllm", "sglang", "trtllm", "fair")
@@ -97,23 +82,33 @@ def test_a_shipped_policy_may_be_copied_as_a_start(tmp_path: Path, name: str) ->
     """A copy of its file runs by ``file:`` as it is, and as the shipped one."""
     code = (ROOT / "policies" / f"{name}.py").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(code.replace(f'@named("{name}")', '@named("mine")'))
-    tree = {
-        **yaml.safe_load(blocks("yaml")[0]),
-        "scenarios": {
-            "mine": {"policy": {"file": str(tmp_path / "mine.py"), "name": "mine"}},
-            "shipped": {"policy": {"name": name}},
-        },
+    scenarios = {
+        "mine": {"policy": {"file": str(tmp_path / "mine.py"), "name": "mine"}},
+        "shipped": {"policy": {"name": name}},
     }
+    tree = yaml.safe_load(FIRST.read_text("utf-8")) | {"scenarios": scenarios, "compare": {}}
     runs = simulate_all(load_experiment(tree, {"workload.requests": 30})).runs
     mine, shipped = (runs[key].summary for key in ("mine", "shipped"))
     assert mine["finished"] == 30 and mine["latency_s"] == shipped["latency_s"]
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "data" / "README.md", *ROOT.glob("docs/**/*.md")):
+    for page in (*ROOT.glob("*.md"), ROOT / "data" / "README.md", *ROOT.glob("docs/**/*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_pages_are_short() -> None:
+    """All but the laboratory's and the generated ones together, too."""
+    generated = {DOCS / "model" / "limits.md", *DOCS.glob("reference/*.md")}
+    pages = {page: page.read_text(encoding="utf-8") for page in {*DOCS.rglob("*.md")} - generated}
+    assert {page.name for page, text in pages.items() if text.count("\n") > 300} == set()
+    written = [text for page, text in pages.items() if page.parent.name != "lab"]
+    assert sum(text.count("\n") for text in written) <= 3000
+    assert sum(len(text.split()) for text in written) <= 40_000
+    assert README.count("\n") <= 150
+    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").count("\n") < 80
 
 
 def test_documents_name_files_that_exist() -> None:
@@ -135,12 +130,12 @@ def test_documents_name_files_that_exist() -> None:
         assert all(re.search(rf"\b{name}\b", code) for name in first), question
 
 
-# The messages of docs/troubleshooting.md, and the site of the docs
+# The messages of docs/start/troubleshooting.md, and the site of the docs
 
 
 def test_messages_are_worded_as_in_the_code() -> None:
     rows = re.findall(
-        r"^\| (`.+?`) \|", (DOCS / "troubleshooting.md").read_text("utf-8"), re.MULTILINE
+        r"^\| (`.+?`) \|", (DOCS / "start" / "troubleshooting.md").read_text("utf-8"), re.MULTILINE
     )
     assert len(rows) > 9
     code = " ".join(path.read_text(encoding="utf-8") for path in MODULES.values())
@@ -159,8 +154,9 @@ def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert 'href="workloads.html"' in start
-    assert 'src="images/gpt3_pp_timeline.png"' in start
+    assert 'href="plan/gpus.html"' in start
+    concepts = (tmp_path / "site" / "start" / "concepts.html").read_text(encoding="utf-8")
+    assert 'src="../images/gpt3_pp_timeline.png"' in concepts
     assert (tmp_path / "site" / "images" / "gpt3_pp_timeline.png").is_file()
     notebook = (tmp_path / "site" / "notebook.html").read_text(encoding="utf-8")
     assert 'src="data:image/png;base64,' in notebook

@@ -726,4 +726,4 @@ def test_a_closed_loop_does_not_arrive_at_once() -> None:
     done = called("workload", "shared_prefixes", "--json", *alone)
     found = json.loads(done.stdout)["workloads"].values()
     assert {one["clients"] for one in found} == {8}
-    assert "8 at a time: a client sends its next request when it has its answer" in done.stderr
+    assert "closed loop of 8 clients: each sends its next request after its answer" in done.stderr

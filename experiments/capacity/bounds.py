@@ -267,12 +267,12 @@ def alone(option: Option, objectives: Sequence[Objective]) -> tuple[float, str]:
             if metric == "ttft_s" and one.statistic not in ("", "mean"):
                 tokens = float(np.quantile(prefill.new_tokens, one.kept_share))
                 least_s = _prompt_s(prefill, tokens)
-                what = f"a prompt of {tokens:,.0f} tokens ({one.statistic}) alone"
+                what = f"a single prompt of {tokens:,.0f} tokens ({one.statistic})"
             elif metric in _TOKENS and one.statistic:
-                least_s, what = decode.token_s, "a token of a request that is alone"
+                least_s, what = decode.token_s, "each token of a single request"
             else:
                 continue
-            text = f"{what} takes {1e3 * least_s:.0f} ms at least, more than {one.text}"
+            text = f"{what} takes at least {1e3 * least_s:.0f} ms, more than {one.text}"
             worst = max(worst, (least_s / limit, text * (least_s > limit * SLACK)))
     return worst
 

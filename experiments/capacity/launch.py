@@ -148,30 +148,30 @@ def _notes(engine: str, scenario: Scenario) -> str:
     cluster, method = scenario.cluster, _method(scenario)
     dp, ranks = cluster.dp, cluster.dp > 1
     notes = {
-        "vllm": {"Limits are a rank's.": ranks},
+        "vllm": {"Limits are for each rank.": ranks},
         "sglang": {
             "SGLang divides --chunked-prefill-size and --max-running-requests by the ranks, and": (
                 ranks
             ),
-            "multiplies --schedule-conservativeness by 0.3: a rank's are what was simulated.": (
+            "multiplies --schedule-conservativeness by 0.3; the simulated values are for a rank.": (
                 ranks
             ),
             f"From 0.5.23 on, --attn-dp-size {dp} is the new name of --dp-size {dp} "
             "--enable-dp-attention.": ranks,
-            "Dense layers are divided among all GPUs, not among those of a rank as simulated.": (
+            "Dense layers are divided among all GPUs; in the simulation among those of a rank.": (
                 ranks and cluster.tp > 1
             ),
         },
         "trtllm": {
-            "max_num_tokens and max_batch_size are a rank's.": ranks,
-            "Releases after 1.2 call num_nextn_predict_layers max_draft_len.": method == "mtp",
-            "Newer releases say decoding_type Eagle3, and speculative_model.": method == "eagle3",
+            "max_num_tokens and max_batch_size are for each rank.": ranks,
+            "Releases after 1.2 use max_draft_len for num_nextn_predict_layers.": method == "mtp",
+            "Newer releases use decoding_type Eagle3, and speculative_model.": method == "eagle3",
         },
     }[engine]
     a_node = load_device(scenario.device).gpus_per_node
-    far = f"{cluster.gpus} GPUs are more than a node's {a_node}: how the nodes find each other is "
-    notes[f"{far}not said here."] = ranks and cluster.gpus > a_node
-    drafter = f"Put an EAGLE-3 drafter's checkpoint for {DRAFTER}: none is known by name."
+    far = f"{cluster.gpus} GPUs need several nodes of {a_node}: how the nodes find each other is "
+    notes[f"{far}not set here."] = ranks and cluster.gpus > a_node
+    drafter = f"Replace {DRAFTER} by the checkpoint of an EAGLE-3 drafter: none is known by name."
     notes[drafter] = method == "eagle3"
     return "".join(f"# {note}\n" for note, true in notes.items() if true)
 
@@ -378,7 +378,7 @@ def launch(scenario: Scenario) -> Launch:
     policy of no engine, and ValueError for what no command here says: how tokens reach experts,
     copies of experts, and routers of ranks that are not the engine's."""
     engine, version = scenario.policy.name, scenario.policy.build().version
-    said = f"# As simulated for {engine} {version}.\n" if version else ""
+    said = f"# The simulated settings, for {engine} {version}.\n" if version else ""
     if scenario.disaggregation is None:
         found = _launch(_SERVERS[engine], scenario)
         notes = said + _notes(engine, scenario)
@@ -400,9 +400,7 @@ def launch(scenario: Scenario) -> Launch:
         lines.append(f"# {many} {pool} worker{'s' if many > 1 else ''}, on {', '.join(hosts[-1])}")
         lines += filter(None, [_notes(worker.policy.name, worker).rstrip()])
         if pool == "prefill" and worker.speculation is not None:
-            lines.append(
-                "# With the drafter, as its KV cache of a prompt is sent, too: not simulated."
-            )
+            lines.append("# With the drafter, because its KV cache is sent, too (not simulated).")
         lines.append(f"{first}END\n" * bool(first) + f"{both.before}{last} {both.options[pool]}")
     return Launch(
         "\n".join([*lines, "# the router", both.router(*hosts)]),
@@ -532,7 +530,7 @@ def load_test(scenario: Scenario) -> tuple[str, str] | None:
     every = build_requests(scenario, longest, Source("workload", "", {}, ()))
     requests = [one for one in every if one.prompt_tokens + one.output_tokens <= longest]
     notes, left_out = _notes_of_load(scenario, requests), len(every) - len(requests)
-    notes += [f"Left out, as they are too long: {left_out:,}."] if left_out else []
+    notes += [f"Left out because they are too long: {left_out:,} requests."] if left_out else []
     tools = ("sglang", "vllm") if engine == "sglang" else ("vllm",)
     drawn = {tool: "" if left_out else _drawn(workload, requests, tool) for tool in tools}
     tool, trace = next(filter(drawn.get, tools), "vllm"), ""
@@ -540,7 +538,7 @@ def load_test(scenario: Scenario) -> tuple[str, str] | None:
     dataset = f"{dataset} {drawn[tool]}"
     if not drawn[tool]:
         dataset, trace = _replayed(workload.arrivals, requests)
-        notes.append(f"{TRACE} has the time and the lengths of each (vLLM 0.23 and later).")
+        notes.append(f"{TRACE} has the time and the lengths of each request (vLLM 0.23 and later).")
     if tool != tools[0]:
         notes.append("This is vLLM's tool: SGLang's cannot send this load.")
     port = (_SERVERS if scenario.disaggregation is None else _POOLS)[engine].port
@@ -599,15 +597,15 @@ def _notes_of_load(scenario: Scenario, requests: Sequence[Request]) -> list[str]
     ]
     if replicas > 1 and scenario.disaggregation is None:
         notes += [
-            f"The address is that of a router before all {replicas} replicas. Of one replica: so",
-            "many times fewer requests and a lower rate, and score --set cluster.replicas=1.",
+            f"The address is that of a router in front of all {replicas} replicas. For one replica",
+            "divide requests and rate by their number, and use score --set cluster.replicas=1.",
         ]
     if isinstance(arrivals, Closed) and arrivals.think_s:
-        notes.append("Clients do not wait before their next request, as simulated ones do.")
+        notes.append("Clients send the next request at once; the simulated ones wait before it.")
     if any(one.prefix for one in requests):
         notes.append("Prompts share nothing here, so the prefix cache saves less than predicted.")
     if scenario.speculation is not None:
-        notes.append("Fewer drafts hold than predicted, as the tokens are random.")
+        notes.append("Fewer drafts are accepted than predicted, because the tokens are random.")
     return notes
 
 

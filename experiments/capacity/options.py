@@ -255,7 +255,7 @@ def _points(draft: Draft, section: CapacitySection) -> list[Point]:
     points = expand(spec, None, where)
     for key in dict.fromkeys(key for point in points for key in point):
         if key.partition(".")[0] in ("workload", "seed", "scenarios", "capacity"):
-            raise UserError(f"{where}: {key}: is no part of a deployment")
+            raise UserError(f"{where}: {key}: is not part of a deployment")
     return points
 
 
@@ -407,7 +407,7 @@ class Wanted:
             listed |= {"formats": self.dtypes, "stacks": sorted(filter(None, stacks))}
         if self.speculation is not None:
             listed[f"draft lengths of {self.speculation.method}"] = self.drafts
-        but = [f"{what} but {', '.join(map(str, some))}" for what, some in listed.items()]
+        but = [f"{what} other than {', '.join(map(str, some))}" for what, some in listed.items()]
         but += ["speculation (--speculation)"] if self.speculation is None else []
         workers = "workers with pipeline stages, or a smaller budget or limit; "
         workers += "pools of two kinds of GPUs"
@@ -565,7 +565,7 @@ def wanted_of(
     """The question of ``recommend``'s options, checked; without ``dtype`` the number format is the
     checkpoint's. Raises UserError."""
     if (gpus is None) == (rate is None):
-        raise UserError("--gpus and --rate: give one of them")
+        raise UserError("--gpus and --rate: give exactly one of them")
     try:
         parse_slo(slo)
     except ValueError as error:
@@ -621,7 +621,7 @@ def _speculation(
             golden_length(model, method, thinking, max(lengths))
         except AcceptanceError as error:
             raise UserError(
-                f"--speculation {text}: {error}; a number here is a probability for each draft, "
+                f"--speculation {text}: {error}; each number is the probability of one draft, "
                 f"as in {method}:0.8,0.6"
             ) from None
     return found, lengths
@@ -631,7 +631,7 @@ def _words(option: str, given: Several, allowed: Iterable[str] = ()) -> tuple[st
     found = tuple(dict.fromkeys(listed(given)))
     wrong = [word for word in found if not word or (allowed and word not in allowed)]
     if wrong:
-        hint = ": expected names with commas"
+        hint = ": expected names separated by commas"
         if allowed:
             hint = f": one of {', '.join(allowed)}{did_you_mean(wrong[0], allowed)}"
         raise UserError(f"{option} {','.join(listed(given))}: {wrong[0]!r}{hint}")
@@ -646,5 +646,5 @@ def counts(option: str, given: Several, least: int = 1) -> tuple[int, ...]:
         found = (-1,)
     if any(not least <= count <= 1_000_000 for count in found):
         said = ",".join(words)
-        raise UserError(f"{option} {said}: expected counts from {least} on, with commas")
+        raise UserError(f"{option} {said}: expected whole numbers of at least {least}, as in 8,16")
     return found

@@ -159,7 +159,7 @@ class Searches:
         """The first replications of all contenders; the partial answer after each."""
         lab, chosen = self.screening.lab, finalists(self.screened)
         while chosen:
-            self.say(f"searching {len(chosen)} of them")
+            self.say(f"capacity searches begun: {len(chosen)}")
             exactly = {whole(one.option, one.replicas): one for one in chosen}
             plans = {option: plan_of(option, lab.section, "recommend") for option in exactly}
             pilots = {option: _pilot(one, option) for option, one in exactly.items()}
@@ -173,7 +173,7 @@ class Searches:
     def settle(self, chosen: Sequence[Screened]) -> Iterator[Recommendation]:
         """The capacities of some; the partial answer after each."""
         options = {whole(one.option, one.replicas): self.began[one] for one in chosen}
-        self.say(f"settling {len(options)} of them")
+        self.say(f"capacity searches to finish: {len(options)}")
         ended = {one: end for one, end in options.items() if not isinstance(end, Begun)}
         searches = {one: settle(end) for one, end in options.items() if isinstance(end, Begun)}
         for outcomes in self.screening.lab.ended(searches):
@@ -490,11 +490,11 @@ def _nothing(
     said = {name: one.clause for name, one in dropped.items()}
     for name, one in dropped.items():
         if one.stage == "race" and one.at is not None:
-            said[name] = f"breaks {one.clause} at {number_text(one.at)} requests/s a server"
+            said[name] = f"breaks {one.clause} at {number_text(one.at)} requests/s per server"
     reasons = [why for name, why in said.items() if name in lone and not lone[name][1]]
     if lone and not reasons:
         nearest = min(lone, key=lambda name: lone[name])
-        reasons = [f"{lone[nearest][1]}, with {nearest}; elsewhere longer"]
+        reasons = [f"{lone[nearest][1]}, with {nearest}; with all others it takes longer"]
     reasons = list(dict.fromkeys(reasons or said.values()))
     if str(reasons[0]).startswith(UNBOUNDED):
         return f"--slo {wanted.section.slo}: {reasons[0]}"

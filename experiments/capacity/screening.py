@@ -42,7 +42,7 @@ LIKELY = 0.6
 ROUGH, OTHERS = (0.8, 1.15), 0.7
 """Parts of a screened load between which the settled one lies, and the part of its bound that what
 has not run sustains at most, 9 times in 10: chosen with 23 questions, and checked with others, as
-are the next two (docs/capacity.md)."""
+are the next two (docs/plan/settings.md)."""
 RACES, SEARCHES = 1500, 30
 """Requests of the race of a deployment that waits, and runs of a contender's search."""
 
@@ -102,8 +102,8 @@ class Worth:
         most = self.of(option, load)
         if self.wanted.rate is None or most.value:
             return ""
-        needed = f"{most.replicas * option.gpus} GPUs at least"
-        return f"{self.wanted.rate:g} requests/s take {'more workers' if option.pooled else needed}"
+        needed = f"at least {most.replicas * option.gpus} GPUs"
+        return f"{self.wanted.rate:g} requests/s need {'more workers' if option.pooled else needed}"
 
     def value_of(self, option: Option, load: float) -> float:
         """The value of a deployment whose replicas carry ``load`` each."""
@@ -225,7 +225,7 @@ class Screening:
             requests = RACES * len(self.waiting) + SEARCHES * longest
             left_s = report.run_s / simulated * requests / lab.backend.workers
             self.done_s = time.monotonic() + left_s
-            lab.say(f"the whole answer takes about {duration(left_s)} more")
+            lab.say(f"the final answer takes about {duration(left_s)} more")
 
     def leave_behind(self) -> None:
         """Drop what waits and whose bound is behind the best, or another of its layout."""

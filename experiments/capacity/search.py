@@ -500,10 +500,10 @@ def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
     if wanted <= requests:
         return ""
     if wanted == plan.fewest:
-        return f"runs have {requests:,} requests: {wanted:,} are needed, whatever the tolerance"
+        return f"runs have {requests:,} requests: {wanted:,} are needed for any tolerance"
     if wanted == _resolving(plan):
         scatter = math.sqrt(plan.variance / requests)
-        told = f"the offered load of runs of {requests:,} requests scatters by {scatter:.0%}"
+        told = f"the offered load of runs of {requests:,} requests varies by {scatter:.0%}"
         return f"{told}: {wanted:,} are needed"
     lasts_s = min(probed.arrivals_s for probed in at)
     slowest = max(plan.limit_s, *(probed.latency_s for probed in at))

@@ -157,8 +157,8 @@ CAPACITY = "capacity"
 METRICS = ("ttft_s.p99", "tbt_s.p99", "output_tokens_per_s")
 SIDES = (-1, 1)
 ONE_RUN = (
-    "one replication has no interval, so the order of the factors may be chance: "
-    "--replications 3 shows which effects are more than that"
+    "one replication has no confidence interval, so the order of the factors may be chance: "
+    "--replications 3 shows which effects are significant"
 )
 _ANY_SLO = CapacitySection(slo="mean latency 1s")
 
@@ -402,7 +402,7 @@ def _row(
     if said or not len(base) == len(down) == len(up) or not len(base):
         said = said or "the SLO holds under no load"
     elif not (np.isfinite([base, down, up]).all() and min(base.min(), down.min(), up.min()) > 0):
-        said = f"{measure} is 0, or unknown, there"
+        said = f"{measure} is 0 or unknown"
     if said:
         notes.append(f"{option.name}: {name} is left out: {said}")
         return {}

@@ -66,7 +66,7 @@ def parse_slo(text: str) -> tuple[Objective, ...]:
     seen = [(one.statistic, *one.limits) for one in found]
     for number, key in enumerate(seen):
         if key in seen[:number]:
-            raise ValueError(f"{found[number].text!r}: is bounded twice")
+            raise ValueError(f"{found[number].text!r}: is limited twice")
     return found
 
 

@@ -45,7 +45,7 @@ def arrivals_line(workload: Workload, searched: str | None) -> str:
     """When requests arrive, in words."""
     given = workload.arrivals
     if searched == "clients":
-        return "clients, each with a next request when it has its answer; their number is searched"
+        return "closed loop: each client waits for its answer; the number of clients is searched"
     if isinstance(given, Closed) and searched is None:
         return without_times(given.clients)
     if given.kind == "at_once" and searched is None:
@@ -57,7 +57,7 @@ def arrivals_line(workload: Workload, searched: str | None) -> str:
     if isinstance(given, Gamma):
         return f"Gamma-distributed gaps, coefficient of variation {given.cv:g}{rate}"
     if isinstance(given, Varying):
-        return f"independent, at a rate that varies{rate}"
+        return f"Poisson with a rate that varies{rate}"
     return f"{'as in the trace' if isinstance(given, TraceArrivals) else 'Poisson'}{rate}"
 
 

@@ -116,8 +116,8 @@ def shortage(needs: Counter[str]) -> str:
     if total <= ALWAYS_FREE or total <= (free := available_bytes()):
         return ""
     parts = ", ".join(f"{what} {size_text(size)}" for what, size in needs.most_common(3) if size)
-    needed = f"would take about {size_text(total)} of memory ({parts})"
-    return f"{needed}, but only {size_text(free)} are free"
+    needed = f"would need about {size_text(total)} of memory ({parts})"
+    return f"{needed}, but only {size_text(free)} is free"
 
 
 def check_together(needs: Mapping[str, Counter[str]], file: str) -> None:
@@ -182,7 +182,7 @@ class Deployment:
         return replace(self, ops=self.ops.scaled(factors), drafter=drafts)
 
     def summary(self, analysis: Analysis) -> dict[str, Any]:
-        """A run of it in numbers (docs/metrics.md)."""
+        """A run of it in numbers (docs/reference/metrics.md)."""
         pools = (
             Hardware(pool.device, pool.scenario.cluster.tp, pool.scenario.kernels)
             for pool in self.pools
@@ -533,7 +533,7 @@ def _deploy_pools(scenario: Scenario, source: Source, requests_of: Requests) -> 
     read, written = decode.scenario.kv_cache_dtype, prefill.scenario.kv_cache_dtype
     check_alike("kv_cache_dtype", read, written, decodes)
     if decode.model.recurrent is not None:
-        problem = "has recurrent layers, whose states no transfer between pools is modelled for"
+        problem = "has recurrent layers: the transfer of their states between pools is not modelled"
         raise source.error("model", scenario.model, problem)
     over = handover_of(second.policy.name, _senders(prefill), given.handover)
     token_bytes = _token_bytes(decode, decodes)
@@ -604,9 +604,9 @@ def _senders(prefill: Deployment) -> int:
 def _handover_note(over: EngineHandover, token_bytes: float) -> str:
     order, first = (word.replace("_", " ") for word in (over.order, over.first_token))
     return (
-        f"handover: {order}, first token at {first}; {token_bytes / 1e3:.1f} kB of KV a prompt "
-        f"token at {over.bandwidth / 1e9:g} GB/s and {1e3 * over.setup_s:g} ms a prompt, a prompt "
-        f"of a prefill worker's rank after the other; {1e3 * over.latency_s:g} ms on the way"
+        f"handover: {order}, first token at {first}; KV transfer of {token_bytes / 1e3:.1f} kB per "
+        f"prompt token at {over.bandwidth / 1e9:g} GB/s and {1e3 * over.setup_s:g} ms per prompt, "
+        f"one prompt at a time on each prefill rank; latency {1e3 * over.latency_s:g} ms"
     )
 
 
@@ -725,20 +725,20 @@ def _notes(
         full = len(ops.model.kinds["attention"])
         notes.append(
             room.note
-            or f"recurrent layers: with their states the KV cache takes {kept:.0%} of what "
-            "one in all layers would"
+            or f"recurrent layers: states and KV cache take {kept:.0%} of the memory of a KV cache "
+            "in all layers"
         )
         notes[-1] += f"; {full} of {ops.model.num_layers} layers have a KV cache"
         if room.kv_cache is not None and room.kv_cache.prefix_caching:
             notes.append(
-                "prefix caching: a hit counts at any block; engines keep recurrent states only at "
-                "some, so they hit less (docs/models.md)"
+                "prefix caching: a hit is possible at any block; engines keep recurrent states at "
+                "some only, and have fewer hits (docs/model/memory.md)"
             )
     elif kept < 1:
-        notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
+        notes.append(f"sliding windows: the KV cache keeps {kept:.0%} of this workload's tokens")
     if memory is not None and (cache is None or cache.num_blocks is None):
         holder = "replica" if scenario.cluster.dp == 1 else "rank"
-        notes.append(f"memory: {memory.num_blocks:,} KV blocks a {holder}: {memory.text()}")
+        notes.append(f"memory: {memory.num_blocks:,} KV blocks per {holder}: {memory.text()}")
     return notes
 
 

@@ -331,7 +331,7 @@ def _op_times(
 
 def _of_checkpoint(scenario: Scenario, model: ModelSpec, problem: str) -> str:
     """A hint for ``problem`` if the unmeasured number format is the checkpoint's; else empty."""
-    wanted = problem.partition("; there: ")[0]
+    wanted = problem.partition("; measured: ")[0]
     for key, value in model.formats.items():
         of_cache = (key == "kv_cache_dtype") == ("KV" in wanted)
         if of_cache and getattr(scenario, key) == value and re.search(rf"\b{value}\b", wanted):
@@ -364,7 +364,7 @@ def provenance(meta: BundleMeta) -> str:
     text = " ".join(str(meta.environment[op]) for op in there)
     versions = sorted(set(re.findall(r" of (\w+ \d[\w.]*)", text)))
     told += f"; kernels of {', '.join(versions)}" if versions else ""
-    return f"{told} (from what: meta.yaml of the bundle, or sarathi-sim list support)"
+    return f"{told} (sources: meta.yaml of the bundle, or sarathi-sim list support)"
 
 
 def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
@@ -442,7 +442,7 @@ _EXPERT_CALLS, _OTHER_CALLS = 3, 4
 _RECURRENT_CALLS, _INDEX_CALLS = 12, 10
 _FUSED = ("add", "rope")
 #: The pages with the runs to which an executor's constants were fitted.
-_EXECUTORS = {"ray": "docs/real_servers.md", "tensorrt": "docs/mlperf.md"}
+_EXECUTORS = {"ray": "docs/lab/real_servers.md", "tensorrt": "docs/lab/mlperf.md"}
 
 
 @strict_dataclass
@@ -456,9 +456,9 @@ class Meaning:
 @strict_dataclass
 class HostTimes:
     """The file. ``measured`` constants are of another engine and data set; ``stacks`` were
-    ``fitted_to`` rows of measured servers, ``executors`` to recorded runs (docs/real_servers.md).
-    ``apart`` says how far the clients of campaigns without a recorded load tool are spread, from 0
-    (in lock-step) to 1."""
+    ``fitted_to`` rows of measured servers, ``executors`` to recorded runs
+    (docs/lab/real_servers.md). ``apart`` says how far the clients of campaigns without a recorded
+    load tool are spread, from 0 (in lock-step) to 1."""
 
     constants: dict[str, Meaning]
     measured: HostConstants
@@ -518,7 +518,7 @@ def with_host_time(
     if tuned is None and given.executor in executors:
         of = f"fitted to the runs of {_EXECUTORS[given.executor]}"
     if tuned is not None and (tuned.model, tuned.device) != (model.name, scenario.device):
-        of += f" ({tuned.model} on {tuned.device}: another server than this one)"
+        of += f" ({tuned.model} on {tuned.device}: not this server)"
     if launch_s > known.launch_s and defaults["launch_layer_s"] == engine.launch_layer_s:
         of += "; launches from documents and from other engines' prompts (data/engines/vllm.yaml)"
     notes = [f"host time: {whose}, {', '.join(shipped)}; {of}"] if shipped else []
@@ -527,11 +527,11 @@ def with_host_time(
 
 
 _TIMES = {
-    "host_iteration_s": "an iteration",
-    "host_sequence_s": "a sequence",
+    "host_iteration_s": "per iteration",
+    "host_sequence_s": "per sequence",
     "launch_layer_s": "to launch a layer",
-    "frontend_s": "a request",
-    "admission_s": "an admission",
+    "frontend_s": "per request",
+    "admission_s": "per admission",
 }
 """What the host's constants are of, in answers."""
 
@@ -668,8 +668,8 @@ def of_its_version(scenario: Scenario, device: DeviceSpec) -> tuple[Scenario, li
     if own[: len(oldest)] >= oldest and own[: len(newest)] <= newest:
         return scenario, []
     near = compared[0] if own < oldest else compared[-1]
-    told = f"{policy.name} {version}: here it decides as {near}, the nearest version that was "
-    return scenario, [f"{told}compared decision by decision"]
+    told = f"{policy.name} {version}: simulated as {near}, the nearest version whose decisions "
+    return scenario, [f"{told}were compared with the engine"]
 
 
 def running_of(
@@ -685,7 +685,7 @@ def running_of(
     if not memory.state_bytes:
         return most, ""
     facts = engine_facts(SHARES[memory.setting].engine)
-    size = f"recurrent layers: a sequence's states take {memory.state_bytes / 1e6:.1f} MB of a GPU"
+    size = f"recurrent layers: states take {memory.state_bytes / 1e6:.1f} MB per sequence and GPU"
     if memory.states is None:
         limit = "states_limit_sequences"
         refuses = limit in facts.facts and facts.at(limit, version)
@@ -699,7 +699,7 @@ def running_of(
         each = facts.at("states_cached", version)
         each += facts.at("states_overlap", version) if policy.ahead else 0
     running = min(most, memory.states // each)
-    told = f"{size}; {memory.states:,} of them fit, {each} a request: {running:,} run at once"
+    told = f"{size}; {memory.states:,} fit, {each} per request: {running:,} requests run at once"
     if not running:
         raise source.error("kv_cache", None, f"{told}; use {MORE_GPUS}")
     return running, told

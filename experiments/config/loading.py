@@ -87,7 +87,7 @@ def load_experiment(config: Config, assignments: Assignments = ()) -> Experiment
     if "sweep" in draft.raw:
         raise UserError(
             f"{draft.source.file}: sweep: this file describes many runs: use sarathi-sim sweep, "
-            "or sarathi-sim sweep --dry-run to see them"
+            "or sarathi-sim sweep --dry-run to list them"
         )
     header, source = draft.header, draft.source
     scenarios: dict[str, Scenario] = {}

@@ -49,8 +49,8 @@ HANDOVERS = {
         *("decode_reserves_first", "on_transfer", True), 1.5e9, 0.040, 0.035, decode_caches=False
     ),
 }
-"""By policy, as behind Dynamo (docs/pools.md names the sources). The speed is that of an adapter of
-400 Gb/s, assumed; SGLang's was chosen on measured servers (docs/accuracy.md)."""
+"""By policy, as behind Dynamo (docs/model/pools.md). The speed is that of an adapter of 400 Gb/s,
+assumed; SGLang's was chosen on measured servers (docs/lab/servers_pools.md)."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def pool_of(scenario: Scenario, pool: str, source: Source) -> tuple[Scenario, Po
     where = PoolSource(source.file, source.scenario, usual, source.assigned, pool, own, source)
     for key in SHARED:
         if key in own:
-            problem = "is the same for both pools: give it beside disaggregation"
+            problem = "is the same for both pools: give it outside of disaggregation"
             raise where.error(key, own[key], problem)
     return where.checked(Scenario, merge(usual, own)), where
 
@@ -132,7 +132,7 @@ def check_pools(scenario: Scenario, source: Source) -> None:
     for one, where in found:
         name = one.policy.name
         if name not in HANDOVERS:
-            problem = f"knows no KV from elsewhere; with two pools one of {', '.join(HANDOVERS)}"
+            problem = f"takes no KV cache from another pool; use one of {', '.join(HANDOVERS)}"
             raise where.error("policy.name", name, problem)
     (prefill, at_first), (decode, where) = found
     if prefill.speculation is not None:
@@ -195,15 +195,15 @@ def drafter_of(scenario: Scenario, model: ModelSpec, source: Source) -> ModelSpe
     policy, name = scenario.policy.build(), scenario.policy.name
     problem = None
     if not policy.speculates:
-        problem = f"must be left out: {name} verifies no drafts; vllm, sglang and trtllm do"
+        problem = f"must be left out: {name} does not speculate; vllm, sglang and trtllm do"
     elif scenario.cluster.pp > 1:
         problem = "needs cluster.pp 1: drafts over several stages are not modelled"
     elif scenario.policy.described().get("enable_mixed_chunk"):
         problem = "needs policy.enable_mixed_chunk: false, as the engine does"
     elif spec.method == DRAFT_MODEL and name == "sglang" and scenario.cluster.dp > 1:
-        problem = "needs cluster.dp 1: SGLang has no draft model beside data-parallel attention"
+        problem = "needs cluster.dp 1: SGLang has no draft model with data-parallel attention"
     elif draft_slots(scenario) and scenario.policy.described()["max_num_batched_tokens"] < 2:
-        problem = "needs policy.max_num_batched_tokens of 2 or more: one is the draft model's"
+        problem = "needs policy.max_num_batched_tokens of 2 or more: the draft model takes one"
     if problem is not None:
         raise source.error("speculation", spec.method, problem)
     drafter = None
@@ -294,14 +294,14 @@ def speculation_note(scenario: Scenario, model: ModelSpec, drafter: ModelSpec | 
     if isinstance(spec.acceptance, str):
         thinking = "off" if spec.acceptance.endswith("off") else "on"
         origin = f"of coding prompts with thinking {thinking}, {golden().origin}"
-    said = "looked up in no time"
+    said = "drafting takes no time"
     if drafter is not None:
         weights, many = sum(drafter.parameters_in()), drafter.num_layers
         own = f" of {drafter.name}" if spec.method == DRAFT_MODEL else ""
         said = f"by {many} layer{'s' * (many > 1)}{own} of {weights / 1e9:.2f} billion parameters"
         if scenario.policy.described().get("disable_overlap_schedule") is False:
-            said += ", with overlap, which SGLang has under SGLANG_ENABLE_SPEC_V2=1 alone"
+            said += ", with overlap, which SGLang has only with SGLANG_ENABLE_SPEC_V2=1"
     return (
-        f"speculation: {spec.method}, {spec.draft_length} drafts a decode, {said}; a decode yields "
-        f"{acceptance.mean:.2f} tokens ({origin})"
+        f"speculation: {spec.method}, draft length {spec.draft_length}, {said}; acceptance length "
+        f"{acceptance.mean:.2f} tokens per decode ({origin})"
     )

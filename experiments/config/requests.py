@@ -186,7 +186,7 @@ def _refusals(workload: Workload) -> Iterator[tuple[str, object, str]]:
     if isinstance(lengths, TraceLengths):
         for key in ("system_prompts", "sessions"):
             if getattr(workload, key):
-                problem = "must be left out: a trace's prompts are whole as they stand"
+                problem = "must be left out: the prompts of a trace are complete"
                 yield key, shown(key), problem
         if pd_ratio is not None:
             yield "pd_ratio", shown("pd_ratio"), "must be left out: a trace has its own"
@@ -220,7 +220,7 @@ def _refusals(workload: Workload) -> Iterator[tuple[str, object, str]]:
         shares = {name: group.share for name, group in groups.items()}
         yield "system_prompts", shares, f"the shares add up to {total:.12g}: must be at most 1"
     if sessions is not None and isinstance(arrivals, Closed):
-        problem = "must be left out: turns wait for answers already, each session for its own"
+        problem = "must be left out: turns already wait for the answers of their session"
         yield "sessions", sessions.model_dump(), problem
     if sessions is not None and sessions.max_turns < sessions.min_turns:
         problem = f"must be at least min_turns, which is {sessions.min_turns}"

@@ -211,7 +211,7 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     ``admission_s`` is what a replica's front end takes for each request, one after the other.
     An ``executor`` starts and feeds the GPUs' processes (vLLM's names); ``ray`` has constants of
     its own, and so has ``tensorrt``: TensorRT-LLM's engines in their client's process
-    (docs/mlperf.md).
+    (docs/lab/mlperf.md).
     ``launch_layer_s`` is the host's time to launch a layer's kernels one by one: a layer with
     prompts takes that long at least (the rest counts as prefill attention). These five are by
     default the stack's (``data/host_time.yaml``; ``host_time_mixtures.yaml`` for mixtures of
@@ -225,7 +225,7 @@ class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
 
     ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
     of the ops. ``op_scale``: what if an op took so many times as long
-    (docs/capacity.md)."""
+    (docs/plan/settings.md)."""
 
     send: Literal["overlapped", "blocking"] = key("sends", default="overlapped")
     lm_head: bool = key("LM head", default=True)
@@ -278,7 +278,7 @@ class Speculation(Strict):
 
 
 class Transfers(Strict):
-    """How requests go from prefill workers to decode workers (docs/pools.md).
+    """How requests go from prefill workers to decode workers (docs/model/pools.md).
 
     ``order``: the decode worker is chosen and reserves blocks when the prefill has ended
     (prefill_first: vLLM, TensorRT-LLM), or before it begins (decode_reserves_first: SGLang). The
@@ -300,7 +300,7 @@ class Transfers(Strict):
 
 
 class Disaggregation(Strict):
-    """Workers of two pools: ``prefill`` computes prompts, ``decode`` the rest (docs/pools.md).
+    """Two pools: ``prefill`` workers compute prompts, ``decode`` the rest (docs/model/pools.md).
 
     Each of the two takes the scenario's keys (a ``device``, and those of ``cluster``, ``policy``,
     ``kv_cache`` and others, but no model, workload, seed, profiles or calibration), and has the

@@ -1,7 +1,7 @@
 """The scheduling of vLLM's V0 engine under pipeline parallelism.
 
 Source: vLLM 0.8.3, ``vllm/engine/llm_engine.py`` and ``vllm/core/scheduler.py``. Not compared with
-recorded decisions: see docs/engines.md.
+recorded decisions: see docs/model/engines.md.
 """
 
 from __future__ import annotations

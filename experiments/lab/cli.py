@@ -32,15 +32,15 @@ DatasetsOption = Annotated[
     typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
 ]
 TablesArgument = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="Measured servers: CSV, a row a load.")
+    list[Path], typer.Argument(metavar="FILE...", help="Measured servers: CSV, one row per load.")
 ]
 PeerOption = Annotated[
     list[Path] | None,
-    typer.Option(help="Another predictor's file (id, ttft_ms, tpot_ms).  Repeatable."),
+    typer.Option(help="Another predictor's file (id, ttft_ms, tpot_ms); may be repeated."),
 ]
 LengthsOption = Annotated[
     Path | None,
-    typer.Option(help="FILE has MLPerf's runs (docs/mlperf.md); folder of its lengths_MODEL.csv."),
+    typer.Option(help="FILE has MLPerf's runs (docs/lab/mlperf.md); folder of lengths_MODEL.csv."),
 ]
 LaunchOption = Annotated[
     Path | None,
@@ -74,13 +74,13 @@ def score(
     say: Say = silent,
     fit: bool = False,
 ) -> Result:
-    """Predict measured servers, and say how far off that is.
+    """Predict measured servers, and print the errors.
 
     A row of FILE is a server (model, GPU, engine, precision, layout) under a load (prompt and
     output lengths, concurrency) with its mean TTFT and TPOT. Rows that are not modelled are
     counted with the reason. The host's constants are those of data/host_time.yaml that were fitted
-    without the row's server. Of MLPerf's runs (--lengths) the capacity at their P99 limits is
-    predicted, and latencies at their rate. Servers with prefill and decode on separate workers
+    without the row's server. For MLPerf's runs (--lengths) it predicts the capacity under their
+    P99 limits, and the latencies at their rate. Servers with separate prefill and decode workers
     need --launch.
 
     \b
@@ -130,9 +130,9 @@ def fit_host(
 ) -> Result:
     """Fit the host's constants to measured servers, and score them on rows left out.
 
-    Each row of FILE is predicted from other servers' rows alone; then without its stack, its GPU,
-    its model. With --lengths the constants of TensorRT's engines are fitted, each system's to the
-    others. --out gets the constants, as data/ has them.
+    Each row of FILE is predicted from the rows of other servers only; then only of other stacks, of
+    other GPUs, of other models. With --lengths it fits the constants of TensorRT's engines, those
+    of each system to the others. --out gets the constants in the form of data/.
 
     \b
     Examples:
@@ -151,7 +151,7 @@ def validate(
     *,
     out: OutOption = None,
     realtime: Annotated[
-        bool, typer.Option("--realtime", help="Take the cores from other programs (root, Linux).")
+        bool, typer.Option("--realtime", help="Stop other programs on the cores (root, Linux).")
     ] = False,
     profiles: ProfilesOption = PROFILES,
     progress: Progress = silent,
@@ -161,7 +161,7 @@ def validate(
 
     The report says whether both form the same batches, how well each iteration's time is predicted,
     and how far whole runs differ: from times measured in the engine, and from this device's bundle
-    in --profiles, if it has one. On a busy machine it claims nothing about times. The exit code is
+    in --profiles, if it has one. On a busy machine it says nothing about times. The exit code is
     1 if batches differ.
 
     \b
@@ -244,14 +244,14 @@ def import_profile(
         str | None, typer.Option(help="The device it was measured on.  [default: the folder's]")
     ] = None,
     out: ProfilesOption = PROFILES,
-    force: Annotated[bool, typer.Option("--force", help="Replace even a measured bundle.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also replace a measured bundle.")] = False,
 ) -> Result:
     """Make a profile bundle from published measurements.
 
     The measurements do not ship with the package: data/README.md says where to get them, and which
     files each source reads. GEMM shapes that the source lacks are interpolated. Other head counts
-    are scaled. For what was not measured a run asks the device's calibrated model. meta.yaml marks
-    each of these.
+    are scaled. What was not measured comes from the device's calibrated model. meta.yaml marks each
+    of these.
 
     \b
     Examples:
@@ -279,9 +279,9 @@ def accuracy(
 ) -> Result:
     """Score the regressions on public measurements (needs them).
 
-    Only rows that were not fitted count: a row a score, with its aims and why it misses one; then
-    a row a class of scores. The errors of the stacks' kernels are those of the shipped surfaces,
-    recorded when these were fitted: `lab calibrate --stack` fits them again.
+    Only rows that were not fitted count. The first table has a row for each score, with its targets
+    and why it misses one; the second has one for each class. The kernels' errors were recorded with
+    the shipped fits: `lab calibrate --stack` fits them again.
 
     \b
     Examples:
@@ -319,7 +319,7 @@ def calibrate(
     tables: Annotated[
         str | None,
         typer.Option(
-            help="Of a stack, fit these only: gemm,attention,moe,all_reduce,all_to_all,wide."
+            help="With --stack, fit only these: gemm,attention,moe,all_reduce,all_to_all,wide."
         ),
     ] = None,
     datasets: DatasetsOption = None,
@@ -405,7 +405,7 @@ def _kernels(
 
 def reproduce(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Claims.  [default: all]")
+        list[str] | None, typer.Argument(metavar="[ID]...", help="IDs of claims.  [default: all]")
     ] = None,
     *,
     variant: Annotated[
@@ -417,10 +417,10 @@ def reproduce(
     out: AlsoOption = None,
     progress: Progress = silent,
 ) -> Result:
-    """Compute the paper's numbers, each beside the paper's own.
+    """Compute the paper's numbers, each next to the published one.
 
-    --out gets figures and tables, too; without IDs also the readings of the pipeline experiment,
-    over five seeds.
+    --out also gets figures and tables; without IDs also the possible readings of the pipeline
+    experiment, over five seeds.
 
     \b
     Examples:
@@ -457,17 +457,17 @@ def reproduce(
 def first_light(
     *,
     out: Annotated[
-        Path, typer.Option(help="Folder of everything it measures, which OUT.zip holds, too.")
+        Path, typer.Option(help="Folder of all measurements; OUT.zip has the same files.")
     ] = Path("first-light"),
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="ARCHIVE", help="Go on from this archive, on any machine."),
+        typer.Option(metavar="ARCHIVE", help="Continue from this archive, on any machine."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin no step that could end later.")
+        float | None, typer.Option(min=0, help="Time limit: begin no step that could end later.")
     ] = None,
     rehearsal: Annotated[
-        bool, typer.Option("--dry-run", help="The same steps on a tiny model; without a GPU, too.")
+        bool, typer.Option("--dry-run", help="The same steps on a tiny model, also without a GPU.")
     ] = False,
 ) -> Result:
     """Measure everything that a first hour on a GPU node allows (needs torch).
@@ -475,7 +475,7 @@ def first_light(
     Every step is a process with a time limit: it probes the machine, profiles models, compares them
     with the shipped kernels of this GPU, and validates. After an interruption, the same command
     continues. On another machine with the same GPU --resume continues from the archive, which is
-    written after every step. The exit code is 1 where steps failed or are left.
+    written after every step. The exit code is 1 if steps failed or are not done.
 
     \b
     Examples:
@@ -509,6 +509,6 @@ app = application(
         },
         "The paper": {"reproduce": _whole(reproduce, quiet=False)},
     },
-    help="What proves: each number beside a measured one.",
+    help="The evidence: each number next to a measured one.",
     add_completion=False,
 )

@@ -1,8 +1,7 @@
 """Pages and tables of the documentation that are made from the code and the stored fits.
 
-``python -m sarathi_sim.experiments.lab.pages docs`` writes reference.md (from the schema, the
-registries and the shipped configurations), limits.md and support.md into that folder. A file in
-place of it, ``data/README.md``, gets the tables of the shipped kernels' errors.
+``python -m sarathi_sim.experiments.lab.pages docs`` writes docs/reference, docs/model/limits.md and
+the tables of the shipped kernels' errors, docs/lab/kernel_errors*.md.
 """
 
 from __future__ import annotations
@@ -10,13 +9,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from typer.main import get_command
+from typer.testing import CliRunner
 
 from sarathi_sim.profiler.facts.formats import WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
@@ -27,10 +29,9 @@ from sarathi_sim.profiler.storage.not_modelled import LIMITS, Kind
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.simulator.load.trace import NAMES, NEEDED
 from sarathi_sim.simulator.views.metric_registry import METRICS
-from ..config.loading import CONFIGS
 from ..config.scenario import PARAMETERS, Header, Scenario
 from ..report import render
-from ..report.score_answers import by_device, matrix, refusals, support_section
+from ..report.score_answers import by_device, matrix, models, support_section
 from ..run.support import Combination, supported
 from ..sweeps.points import SweepSpec
 from .fit.accuracy import by_class, scores_of, shipped_stacks
@@ -65,7 +66,7 @@ def update(page: str, tables: str, some: bool = False) -> str:
     return re.sub(r"(<!-- table: (.+?) -->).*?<!-- end -->", replaced, page, flags=re.DOTALL)
 
 
-# docs/reference.md: every configuration key, column of a trace, metric and file of a result -----
+# docs/reference: commands, configuration keys, columns of a trace, metrics, models, files ---------
 
 _SECTIONS: list[tuple[str, type[Any], str]] = [
     ("A scenario", Scenario, ""),
@@ -83,35 +84,50 @@ _FILES = """# Files: every field, with its unit
 
 `python -m sarathi_sim.experiments.lab.pages docs` makes this page from `data/schema.yaml`.
 
-What a command writes to its folder is an interface. `schema` in every `summary.json` and in what
-`--json` prints is the version of this page, {version}. It rises when a field is renamed or
-dropped, or means something else; new fields leave it as it is.
+The files of a command are an interface. `schema` in every `summary.json`, and in what `--json`
+prints, is the version of this page: {version}. It changes when a field is renamed or dropped, or
+changes its meaning. A new field does not change it.
 
-Beside the files below, a folder holds `config.yaml`, the configuration with every default filled
-in (`sarathi-sim run` takes it again); `manifest.json`, the size and SHA-256 of every file;
-`figures/NAME.png` and `.svg`; with `run --timeline` `SCENARIO/timeline.json.gz`, a trace for
-Perfetto; of `recommend` `winner.yaml`, `launch.sh` and `load.sh`; of `capacity` and `recommend`
-`probes/`, the runs of the search, as a sweep has them.
+A folder also holds `config.yaml`, the configuration with every default (`sarathi-sim run` accepts
+it); `manifest.json`, the size and SHA-256 of every file; `figures/NAME.png` and `.svg`. `run
+--timeline` adds `SCENARIO/timeline.json.gz`, a trace for Perfetto. `recommend` adds `winner.yaml`,
+`launch.sh` and `load.sh`. `capacity` and `recommend` add `probes/`, the runs of the search.
 
 In a path `*` is any name and `[]` every item of a list. METRIC is a metric of
-[metrics.md](metrics.md) and its statistic, such as `ttft_s.p99`, ACCOUNT an account of the
-ledger, KEY a swept key, CLAUSE a clause of an SLO, `**` a tree that is described elsewhere. A
-share is from 0 to 1. A load is in requests/s or clients, as `load` says. Every number is null
-where there is none.
+[metrics.md](metrics.md) and its statistic, such as `ttft_s.p99`; ACCOUNT is an account of the
+bubble ledger, KEY a swept key, CLAUSE a clause of an SLO, `**` a tree that another page describes.
+A share is from 0 to 1. A load is in requests/s or clients, as `load` says. A number that does not
+exist is null.
 """
-_REFERENCE = """# Reference
+_CONFIGURATION = """# Configuration: every key
 
 `python -m sarathi_sim.experiments.lab.pages docs` makes this page from the code.
 
-Keys go by their path: `cluster.tp` is the key `tp` of the section `cluster`, and
-`--set cluster.tp=8` sets it. Any key of a scenario may stand at the top level, for all
-scenarios, or within one.
+A key is written as a path: `cluster.tp` is the key `tp` of the section `cluster`, and
+`--set cluster.tp=8` sets it. A key of a scenario may stand at the top level, for all scenarios, or
+inside one scenario.
+"""
+_COMMANDS = """# Commands: every option
+
+`python -m sarathi_sim.experiments.lab.pages docs` makes this page: what `--help` prints.
 """
 
 
-def reference() -> str:
-    """docs/reference.md."""
-    lines = [_REFERENCE]
+def commands() -> str:
+    """docs/reference/commands.md."""
+    app, lab = (import_module(f"sarathi_sim.experiments.{name}").app for name in ("cli", "lab.cli"))
+    names = [*get_command(app).commands, *(f"lab {name}" for name in get_command(lab).commands)]
+    lines = [_COMMANDS]
+    for name in names:
+        said = CliRunner().invoke(app, [*name.split(), "--help"], terminal_width=100).output
+        usage = said.replace("Usage: root", "Usage: sarathi-sim").rstrip()
+        lines += [f"## {name}", "", "```console", usage, "```", ""]
+    return "\n".join(lines)
+
+
+def configuration() -> str:
+    """docs/reference/configuration.md."""
+    lines = [_CONFIGURATION]
     for title, model, prefix in _SECTIONS:
         schema = model.model_json_schema()
         lines += [f"## {title}", ""]
@@ -121,16 +137,21 @@ def reference() -> str:
         for meaning, names in NAMES.items()
     ]
     lines += ["## Columns of a trace", "", *table(("meaning", "names"), names)]
-    lines += ["[workloads.md](workloads.md#traces) describes the files and units.", ""]
-    metrics = [
-        (f"`{one.key}`", one.name, one.unit, better, _quoted(one.statistics))
-        for one in METRICS.values()
-        for better in [one.better if one.better in ("less", "more") else ""]
-    ]
-    lines += ["## Metrics", "", "[metrics.md](metrics.md) has the formulas.", ""]
-    lines += table(("key", "name", "unit", "better", "statistics"), metrics)
-    lines += ["[files.md](files.md) has every field of the files that commands write."]
+    lines += ["[Traces and logs](../server/traces.md) describes the files and units."]
     return "\n".join(lines) + "\n"
+
+
+def listed() -> str:
+    """The tables of docs/reference/metrics.md and models.md, each under its title."""
+    better = {"less": "less", "more": "more"}
+    metrics = [
+        (f"`{m.key}`", m.name, m.unit, better.get(m.better, ""), _quoted(m.statistics))
+        for m in METRICS.values()
+    ]
+    (grid,) = models().section.tables
+    header = ("key", "name", "unit", "better", "statistics")
+    tables = ("Metrics", header, metrics), ("Models", grid.headings, grid.rows)
+    return "\n".join(line for title, *one in tables for line in (f"## {title}", "", *table(*one)))
 
 
 def schema() -> dict[str, Any]:
@@ -148,7 +169,7 @@ def fields_of(result: Schema, groups: Mapping[str, Mapping[str, str]]) -> dict[s
 
 
 def files() -> str:
-    """docs/files.md."""
+    """docs/reference/files.md."""
     content = schema()
     lines = [_FILES.format(version=content["version"])]
     for name, result in content["results"].items():
@@ -193,10 +214,10 @@ def _tables(schema: Schema, classes: Schema, prefix: str) -> Iterator[str]:
         default = "required" if key in schema.get("required", ()) else _shown(form.get("default"))
         known = PARAMETERS.get(path.replace(".NAME", ""))
         meaning = (known.unit, known.name) if known else ("", "")
-        cells = (f"`{path}`", _type(form), default, *meaning, _shown(_shipped().get(path), 60))
+        cells = (f"`{path}`", _type(form), default, *meaning)
         rows.append([cell.replace("|", " or ") for cell in cells])
     if rows:
-        yield from table(("key", "type", "default", "unit", "name", "example"), rows)
+        yield from table(("key", "type", "default", "unit", "name"), rows)
     for path, section in inner:
         yield from _tables(section, classes, path)
 
@@ -241,34 +262,14 @@ def _type(form: Schema) -> str:
     return f"{name}, {' '.join(bounds)}" if bounds else name
 
 
-def _shown(value: object, longest: float = float("inf")) -> str:
-    """A value as YAML takes it, on one line; empty for none, for a section, and if it is longer."""
+def _shown(value: object) -> str:
+    """A value as YAML takes it, on one line; empty for none, and for a section."""
     if value in (None, [], "") or isinstance(value, dict):
         return ""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return "" if len(text) > longest or "\n" in text else f"`{text}`"
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
-@cache
-def _shipped() -> dict[str, object]:
-    """A value of each key that a shipped configuration sets."""
-    examples: dict[str, object] = {}
-
-    def walk(value: object, path: str) -> None:
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                walk(inner, f"{path}.{key}" if path else str(key))
-        else:
-            examples.setdefault(path, value)
-
-    for file in sorted(CONFIGS.glob("*.yaml")):
-        whole = dict(read_mapping(file))
-        for section in (*(whole.pop("scenarios", None) or {}).values(), whole):
-            walk(section, "")
-    return examples
-
-
-# docs/limits.md ---------------------------------------------------------------------------------
+# docs/model/limits.md -----------------------------------------------------------------------------
 
 _TITLES: dict[Kind, str] = {
     "feature": "What engines do",
@@ -287,27 +288,22 @@ option, a model or a device. The message says what its row on this page says. Na
 patterns: `*` stands for anything. Capitals do not matter, `_` is the same as `-`, and
 the owner of a model is left out.
 """
-_OTHER_DEVICES = """`sarathi-sim profile` measures op times with torch on an NVIDIA GPU or a CPU
-([README](../README.md#where-op-times-come-from)). For anything else write the tables of
-a bundle from measurements of your own, check them with `sarathi-sim fit`, and
-write a YAML of the data sheet like those in `data/devices`.
-"""
 
 
 def limits() -> str:
-    """docs/limits.md, from :data:`~sarathi_sim.profiler.storage.not_modelled.LIMITS`."""
+    """docs/model/limits.md, from :data:`~sarathi_sim.profiler.storage.not_modelled.LIMITS`."""
     lines = [_LIMITS]
     for kind, rows in LIMITS.items():
         cells = (
             (limit.what, limit.instead, " ".join(f"`{name}`" for name in limit.names.split()))
             for limit in rows
         )
-        lines += [f"## {_TITLES[kind]}", "", *[_OTHER_DEVICES] * (kind == "device")]
+        lines += [f"## {_TITLES[kind]}", ""]
         lines += table(("not modelled", "what to do", "names"), cells)
     return "\n".join(lines)
 
 
-# docs/support.md --------------------------------------------------------------------------------
+# docs/reference/devices.md ------------------------------------------------------------------------
 
 _SUPPORT = (
     "`python -m sarathi_sim.experiments.lab.pages docs` makes this page, from what `run` takes op "
@@ -317,21 +313,14 @@ _SUPPORT = (
 
 
 def support(cells: Sequence[Combination]) -> str:
-    """docs/support.md, of all cells."""
-    runs = {(cell.model.name, cell.device.name) for cell in cells if cell.memory is not None}
-    never = [
-        cell
-        for cell in cells
-        if cell.dtype == WEIGHT_DTYPES[0] and (cell.model.name, cell.device.name) not in runs
-    ]
+    """docs/reference/devices.md, of all cells."""
     section = support_section(cells, None, None, None)
-    tables = [*(matrix(cells, dtype) for dtype in WEIGHT_DTYPES)]
-    tables.append(refusals(never, " on a device with every stack"))
+    tables = (matrix(cells, dtype) for dtype in WEIGHT_DTYPES)
     page = replace(section, tables=[by_device(cells), *tables], about=_SUPPORT)
     return render.markdown(page)
 
 
-# data/README.md: the errors of the shipped kernels ----------------------------------------------
+# docs/lab/kernel_errors*.md: the errors of the shipped kernels -----------------------------------
 
 
 def kernel_tables(specs: Sequence[StackSpec]) -> str:
@@ -433,18 +422,25 @@ def _error(fit: KernelFit | None, kind: str, raw: str = "", digits: int = 1) -> 
     return f"{middle:.1f} / {far:.{digits}f}"
 
 
-def main() -> None:
-    """Write the pages of the folders, and the tables of the files, named on the command line."""
-    for path in map(Path, sys.argv[1:]):
-        if path.is_dir():
-            write_whole(path / "reference.md", reference())
-            write_whole(path / "files.md", files())
-            write_whole(path / "limits.md", limits())
-            write_whole(path / "support.md", support(supported()))
-        else:
-            tables = kernel_tables(shipped_stacks())
-            write_whole(path, update(path.read_text(encoding="utf-8"), tables))
+PAGES: Mapping[str, Callable[[], str]] = {
+    "model/limits": limits,
+    "reference/commands": commands,
+    "reference/configuration": configuration,
+    "reference/devices": lambda: support(supported()),
+    "reference/files": files,
+}
+"""Pages that are made whole, by their place in docs; others have tables."""
+
+
+def with_tables(docs: Path) -> dict[Path, str]:
+    """The pages whose tables are made, with these tables."""
+    tables = listed() + kernel_tables(shipped_stacks())
+    pages = (*docs.glob("reference/m*.md"), *docs.glob("lab/kernel_errors*.md"))
+    return {page: update(page.read_text(encoding="utf-8"), tables) for page in pages}
 
 
 if __name__ == "__main__":
-    main()
+    folder = Path(sys.argv[1])
+    made = {folder / f"{name}.md": make() for name, make in PAGES.items()}
+    for page, text in (made | with_tables(folder)).items():
+        write_whole(page, text)

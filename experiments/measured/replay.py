@@ -62,7 +62,7 @@ def read_server_runs(path: Path) -> dict[str, ServerRun]:
     for found in read_benchmarks(path):
         if found.requests is None:
             kept = f"these keep the times of every request: {found.command}"
-            raise UserError(f"{path}: {found.name}: holds means only; {kept}")
+            raise UserError(f"{path}: {found.name}: has only means; {kept}")
         runs[found.name] = ServerRun.of(found)
     return runs
 
@@ -77,8 +77,8 @@ VARIANTS = {
     "measured": "measured",
     "zero": "no host time",
     "configured": "as configured",
-    "fitted": "fitted to these",
-    "left_out": "fitted to others",
+    "fitted": "fitted to these runs",
+    "left_out": "fitted to other runs",
 }
 """Names of a run's simulations in a score."""
 COUNTS = {
@@ -239,7 +239,7 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
     calibration."""
     for name, given in experiment.scenarios.items():
         if given.calibration is not None:
-            problem = "has no place here: a score's columns have constants of their own"
+            problem = "must be left out: score compares several sets of constants itself"
             raise experiment.sources[name].error("calibration", given.calibration, problem)
     cases: dict[str, Case] = {}
     runs = [(file, *each) for file in files for each in read_server_runs(file).items()]
@@ -248,7 +248,7 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
         scenarios = matching[:1] if experiment.runs else list(experiment.scenarios)
         if not scenarios:
             patterns = ", ".join(experiment.runs.values())
-            raise UserError(f"{file}: no scenario of {experiment.file} is for it ({patterns})")
+            raise UserError(f"{file}: no scenario of {experiment.file} matches it ({patterns})")
         for scenario in scenarios:
             name = run_name if len(scenarios) == 1 else f"{run_name}, {scenario}"
             if name in cases:

@@ -25,7 +25,7 @@ from .replay import MEASURES, NUMBERS, Case, Overheads, Simulated, number_at, nu
 from .tune import fit, too_fast
 
 HOST = 2.0
-"""The 90 % band of the host's times: a factor either way, assumed (as docs/accuracy.md does)."""
+"""The 90 % band of the host's times: a factor either way, assumed (docs/lab/servers_method.md)."""
 REPEATS = 0.01
 """No band is narrower, as a share: a server's runs do not repeat better (assumed)."""
 

@@ -31,7 +31,7 @@ from .replay import MeasuredRun, Overheads, ServerRun, case_of
 
 NOISE = {"ttft_s": 0.1, "tpot_s": 0.03}
 """Standard deviations of the logarithm between runs of one server under one load, and of what a
-simulation leaves out: twice the noise of the public rows (docs/accuracy.md)."""
+simulation leaves out: twice the noise of the public rows (docs/lab/servers_dense.md)."""
 STATISTICS = ("mean", "p50", "p90")
 STEP = 0.5
 """The step of a slope, in standard deviations: so large that a changed schedule does not matter."""
@@ -137,8 +137,8 @@ def too_fast(target: MeasuredRun) -> str:
         return ""
     return (
         f"{target.name}: {1e3 * token_s:.3g} ms a token, but reading the weights of "
-        f"{deployment.model.name} takes {1e3 * least_s:.3g} ms at least: it has another number "
-        "format, drafts tokens, or is no real server"
+        f"{deployment.model.name} takes at least {1e3 * least_s:.3g} ms: it has another number "
+        "format, uses speculative decoding, or is not a real server"
     )
 
 
@@ -268,13 +268,13 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
     or with a calibration."""
     if len(experiment.scenarios) > 1:
         names = ", ".join(experiment.scenarios)
-        raise UserError(f"{experiment.file}: has the scenarios {names}: tune needs just one")
+        raise UserError(f"{experiment.file}: has the scenarios {names}: tune needs exactly one")
     ((name, scenario),) = experiment.scenarios.items()
     source = experiment.sources[name]
     if scenario.stack is None:
-        raise source.error("stack", None, "is needed: constants are shrunk towards a stack's")
+        raise source.error("stack", None, "is needed: the fit starts from the constants of a stack")
     if scenario.calibration is not None:
-        raise source.error("calibration", scenario.calibration, "is what tune makes: leave it out")
+        raise source.error("calibration", scenario.calibration, "must be left out: tune makes it")
     read = [run for file in files for run in read_benchmarks(file)]
     called = [run.name for run in read]
     if twice := next((one for one in called if called.count(one) > 1), None):
@@ -295,7 +295,7 @@ def tune(experiment: Experiment, files: Sequence[Path], progress: Progress) -> T
             thought = MeasuredRun(text, nothing, under_load(scenario, source, one))
             gains[text] = fitted.gain(slopes_at(thought, fitted))
     notes = [
-        f"{run.name}: holds means only, which tell less: {run.command}"
+        f"{run.name}: has only means, which determine less: {run.command}"
         for run in read
         if run.requests is None
     ]

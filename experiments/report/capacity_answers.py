@@ -51,12 +51,12 @@ BECAUSE = {
     "queueing": "requests wait for their first chunk",
     "slot": "requests wait for a decode slot",
     "transfer": "the KV cache has to be sent",
-    "iterations": "batches take that long",
+    "iterations": "the iterations take too long",
     "too long": "requests are longer than the deployment serves",
 }
 STAGES = {
-    "race": "behind after one run",
-    "bound": "bounded by their op times",
+    "race": "worse after one short run",
+    "bound": "too slow by their op times alone",
     "rate": "too small for the rate",
     "alone": "that break the SLO with a single request",
     "unfit": "that do not fit or have no op times",
@@ -66,7 +66,7 @@ STAGES = {
 USE = {
     "KV cache full (%)": ("kv_peak_share", 100),
     "bubbles (%)": ("bubble_share", 100),
-    "waiting, of TTFT (%)": ("queueing_share_of_ttft", 100),
+    "queueing, of TTFT (%)": ("queueing_share_of_ttft", 100),
     "batch": ("mean_batch", 1),
 }
 FIRST_TOPICS = ("workload", "traffic", "prices")
@@ -74,9 +74,9 @@ FIRST_TOPICS = ("workload", "traffic", "prices")
 MOST_OPTIONS = 8
 LINES, COLUMNS, LONG_NAME = 25, 100, 36
 """What ``recommend`` prints at most, and the length of a name that takes a line more."""
-_UNKNOWN = "not known, as the runs were too short, or failed"
+_UNKNOWN = "not known, because the runs were too short, or failed"
 _OUTPUT = "per_million_output_tokens"
-_NOTE = "Predicted. docs/capacity.md says what each number is."
+_NOTE = "Predicted. docs/plan/settings.md says what each number is."
 
 
 def _table(name: str, rows: Sequence[Row], text: int = 1, note: str = "") -> list[Table]:
@@ -100,7 +100,7 @@ def capacity_section(folder: Path | None, found: Row) -> Section:
     section = Section(
         kind="capacity",
         name=str(found["name"]),
-        question=f"Up to which {what} does each deployment keep the SLO {found['slo']}?",
+        question=f"What {what} does each deployment sustain under the SLO {found['slo']}?",
         answer=_most(rows, unit),
         tables=[*_table("Capacity", capacities, 2, _NOTE), *_searched(rows, unit)],
         assumed=_assumed(found),
@@ -133,7 +133,7 @@ def _capacity(one: Row) -> str:
     if one["capacity"] is None:
         return "-" if one.get("error") else "not settled"
     share, text = one["rejected_share"], number_text(one["capacity"])
-    return f"{text} ({share:.1%} more rejected)" if share and one["capacity"] else text
+    return f"{text} ({share:.1%} of requests rejected)" if share and one["capacity"] else text
 
 
 def _metric(one: Row) -> str:
@@ -183,19 +183,19 @@ def _assumed(found: Row) -> list[str]:
     if rates := found.get("log_rates"):
         mean, busiest = map(number_text, rates)
         lines.append(
-            f"workload: the log has {mean} requests/s on average and {busiest} in its busiest "
+            f"workload: the trace has {mean} requests/s on average and {busiest} in its busiest "
             f"minute, {rates[1] / rates[0]:.1f} times as many; only its lengths are used"
         )
     if found.get("workload", "") is None:
-        lines.append("workload: none was given, so Azure's conversations of 2023")
+        lines.append("workload: Azure's conversation trace of 2023, as none was given")
     there = [one for one in found["deployments"] if one.get("at_capacity")]
     if there:
         requests = [one["at_capacity"]["requests"] for one in there]
         many = " to ".join(f"{count:,}" for count in sorted({min(requests), max(requests)}))
-        kept = f"{found['keep']:.0%} of runs of {many} requests keep the SLO there"
-        lines.append(f"capacity: {kept}, and all runs pooled")
+        kept = f"at the capacity {found['keep']:.0%} of the runs ({many} requests) keep the SLO"
+        lines.append(f"capacity: {kept}, and so do all runs together")
     if any(one["simulated_replicas"] < one["replicas"] for one in there):
-        lines.append("replicas: one is simulated for all, as a router takes turns between them")
+        lines.append("replicas: only one is simulated, as the router takes turns (round-robin)")
     lines.append(f"prices: {prices['currency']} of {prices['date']}, {prices['mark']}")
     if "not_tried" in found:
         lines.append(f"not tried: {found['not_tried']}")
@@ -237,8 +237,8 @@ def _far_neighbours(rows: Sequence[Row], unit: str) -> list[str]:
 
 def _next_to(best: Row, other: str, load: str, option: str) -> str:
     return (
-        f"{best['name']} is the best, and {other} next to it is far behind ({load}): between them "
-        f"another may be better: give {option}"
+        f"{best['name']} is the best, but its neighbour {other} sustains much less ({load}): a "
+        f"deployment between them may be better: give {option}"
     )
 
 
@@ -254,7 +254,7 @@ def _searched(rows: Sequence[Row], unit: str, note: str = "") -> list[Table]:
         row |= {"95 % interval": one["interval"] if known else None}
         row |= {"uncertainty, 90 %": one.get("uncertainty"), "op errors, 90 %": one.get("band")}
         row |= {"at load": binds.get("at_load")}
-        row |= {"times its limit": stress[0].get(binds["slo"]) if stress else None}
+        row |= {"value / limit": stress[0].get(binds["slo"]) if stress else None}
         for name, (key, factor) in USE.items():
             row[name] = f"{factor * binds[key]:.0f}" if binds else "-"
         searches.append(row)
@@ -295,8 +295,8 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
     if rate is not None and busiest > rate:
         minute = f"{number_text(busiest)} requests/s in its busiest minute"
         average = f"{number_text(mean)} on average"
-        warnings.append(f"the log has {minute} ({average}), and {rate:g} were asked for")
-    what = f"sustains most for its price on {found['gpus']} GPUs ({devices})"
+        warnings.append(f"the trace has {minute} ({average}), but --rate is {rate:g}")
+    what = f"sustains the highest load for its price on {found['gpus']} GPUs ({devices})"
     if rate is not None:
         what = f"is the cheapest for {rate:g} requests/s ({devices})"
     screened = [
@@ -304,20 +304,20 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
         | {f"about ({unit})": one["about"]}
         for one in found["screened"]
     ]
-    of_one = "One server in short runs, times their number: several percent off."
+    of_one = "From short runs of one server, times the number of servers: several percent off."
     left_out = [
-        {"deployment": name, "left out": STAGES[stage], "behind": one["beaten_by"] or "-"}
-        | {"clause or reason": one["clause"] or "-", f"{unit} per server": one["at"]}
+        {"deployment": name, "left out": STAGES[stage], "worse than": one["beaten_by"] or "-"}
+        | {"limiting metric or reason": one["clause"] or "-", f"{unit} per server": one["at"]}
         for stage in STAGES
         for name, one in dropped.items()
         if one["stage"] == stage
     ]
     stages, still = Counter(one["stage"] for one in dropped.values()), found.get("open")
-    counts = {"searched": len(rows), "only screened": len(screened)}
+    counts = {"searched": len(rows), "with short runs only": len(screened)}
     counts |= {"not yet run": still["not_run"]} if still else {}
     counts |= {said: stages[stage] for stage, said in STAGES.items()}
     told = ", ".join(f"{count} {said}" for said, count in counts.items() if count)
-    note = f"Of {sum(counts.values())} deployments {told}. {_NOTE}"
+    note = f"Of {sum(counts.values())} deployments: {told}. {_NOTE}"
     warnings += filter(None, [found["needs"]])
     answer, sizes = _best(found), _other_sizes(found)
     fixed = 10 + len(warnings[:3]) + bool(warnings) + len(answer) // COLUMNS
@@ -330,7 +330,7 @@ def recommend_section(folder: Path | None, found: Row) -> Section:
         assumed=_assumed(found),
         tables=[
             *(*_options(found, LINES - fixed, sizes), *_searched(rows, unit, note)),
-            *_table("Only screened", screened, 2, of_one),
+            *_table("Short runs only", screened, 2, of_one),
             *_table("Left out", left_out, 4),
         ],
         command=found["command"] or "",
@@ -353,7 +353,7 @@ def _best_so_far(found: Row) -> str:
     name, of, _ = best["name"].rpartition(" x ")
     name = f"{servers} of {name}" if of else best["name"]
     value = f"{gpus} GPU{'s' * (gpus > 1)}, {value} ({between})"
-    counts = {"have not run": still["not_run"], "are not settled": still["not_settled"]}
+    counts = {"deployments not run yet": still["not_run"], "being searched": still["not_settled"]}
     what = enumerated([f"{count} {said}" for said, count in counts.items() if count])
     more = still["left_s"] and f"about {duration(still['left_s'])} more"
     begun = any(one["at_most"] for one in found["screened"])
@@ -368,7 +368,7 @@ def _best(found: Row) -> str:
     best, rate, currency = found["deployments"][0], found["rate"], found["prices"]["currency"]
     if found["winner"] is None:
         load = f"{rate:g} requests/s" if rate else "any load"
-        none = f"no deployment was seen to sustain {load} under the SLO"
+        none = f"no deployment sustains {load} under the SLO in these runs"
         known = rate or all(one["settled"] for one in found["deployments"])
         return sentence({"best": none if known else _UNKNOWN})
     name, count, gpus = best["name"], best["replicas"], best["gpus"]
@@ -380,7 +380,7 @@ def _best(found: Row) -> str:
     if rate:
         value = f"{best['per_hour']:,.2f} {currency} per hour for {rate:g} requests/s"
         if best["rejected_share"]:
-            value += f" ({best['rejected_share']:.1%} more rejected)"
+            value += f" ({best['rejected_share']:.1%} of requests rejected)"
     equal, more = found["equal"], len(found["equal"]) - 1
     parts = {"best": f"{name}, {gpus} GPU{'s' * (gpus > 1)}, {value}"}
     parts["equal"] = enumerated([*equal[:1], *([f"{more} more"] if more > 0 else [])])
@@ -456,7 +456,7 @@ def _other_sizes(found: Row) -> list[str]:
             value = "" if fewer["value"] is None else f" ({number_text(fewer['value'])})"
             does = f"breaks {fewer['breaks']}{value} at {number_text(fewer['load'])} requests/s"
         elif what == "Twice the rate":
-            does = f"{servers} servers (computed from one, not simulated)"
+            does = f"{servers} server{'s' * (servers > 1)} (computed from one, not simulated)"
         cost = (
             f"{servers * gpus} GPU{'s' * (servers * gpus > 1)}, "
             f"{servers * price:,.2f} {currency} per hour"
@@ -478,14 +478,14 @@ def chunk_section(found: Row) -> Section:
     def said(one: Row, more: str) -> str:
         return f"chunk {one['chunk']}, batch {one['batch']}, {more}"
 
-    limit = f"of at most {found['largest_batch']}, {best['tokens_per_s']:,.0f} tokens/s"
+    limit = f"at most {found['largest_batch']} fit, {best['tokens_per_s']:,.0f} tokens/s"
     parts = {"best": said(best, limit), "next": "".join(said(o, behind(o)) for o in others[:1])}
     if faster := found["excluded"]:
         tbt_ms = f"{1e3 * faster['tbt_p99_s']:.0f} ms"
         parts["limiting metric"] = f"p99 tbt ({said(faster, behind(faster))}, has {tbt_ms})"
     rows = [
         {"chunk (tokens)": one["chunk"], "batch": one["batch"], "tokens/s": one["tokens_per_s"]}
-        | {"to the best": behind(one), "time between tokens, p99 (ms)": 1e3 * one["tbt_p99_s"]}
+        | {"from the best": behind(one), "time between tokens, p99 (ms)": 1e3 * one["tbt_p99_s"]}
         for one in of_chunk.values()
     ]
     return Section(
@@ -502,10 +502,10 @@ def sensitivity_section(folder: Path | None, found: Row) -> Section:
     """The answer of ``capacity --sensitivity``: the effect of each factor on each measure of each
     deployment. With the ``folder`` of the result also the charts."""
     every, (lower, higher) = panels(found), sides(found)
-    several = {"deployment": len(found["deployments"]) > 1, "of what": len(found["measures"]) > 1}
+    several = {"deployment": len(found["deployments"]) > 1, "metric": len(found["measures"]) > 1}
     rows = []
     for (name, measure), some in every.items():
-        of = {"deployment": name, "of what": found["measures"][measure]}
+        of = {"deployment": name, "metric": found["measures"][measure]}
         of = {heading: text for heading, text in of.items() if several[heading]}
         for one in some:
             row = of | {"factor": op_label(one["factor"]), "kind": one["kind"]}
@@ -514,21 +514,21 @@ def sensitivity_section(folder: Path | None, found: Row) -> Section:
             ends = " to ".join(f"{end:+.2f}" for end in one["interval"] or ())
             rows.append(row | {"95 % interval": ends or "-"})
     under = f" under the SLO {found['slo']}" if found["slo"] else ""
-    note = "Predicted. The elasticity is percent for a percent (docs/sensitivity.md)."
-    parts = {} if every else {"most": "nothing that was changed"}
+    note = "Predicted. Elasticity: the change (%) if a factor grows by 1 % (docs/plan/settings.md)."
+    parts = {} if every else {"most": "none of the factors"}
     for key, some in every.items():
         first, *others = [row for row in some if row["kind"] != "ops"] or some
         said = f"{op_label(first['factor'])} {first['elasticity']:+.2f}"
-        parts[title(found, *key)] = f"{said} percent for a percent"
+        parts[title(found, *key)] = f"{said} % per +1 %"
         if len(every) == 1:
             few = (f"{op_label(one['factor'])} {one['elasticity']:+.2f}" for one in others[:2])
             parts["next"] = ", ".join(few)
     section = Section(
         kind="sensitivity",
         name=str(found["name"]),
-        question=f"What moves {enumerated(list(found['measures'].values()))}{under} most?",
+        question=f"What changes {enumerated(list(found['measures'].values()))}{under} most?",
         answer=sentence(parts),
-        tables=_table("What each factor does", rows, 2 + sum(several.values()), note),
+        tables=_table("Effect of each factor", rows, 2 + sum(several.values()), note),
         assumed=assumed_of(found),
         about=str(found["description"] or ""),
         warnings=[*doubts_of(found), *found["warnings"]],

@@ -38,7 +38,7 @@ def capacity_charts(found: Mapping[str, Any]) -> dict[str, list[Chart]]:
     unit, currency = UNITS[found["load"]], found["prices"]["currency"]
     charts = {"headroom": headroom_charts(drawn, unit)}
     charts |= frontier_charts(drawn, unit, currency, screened)
-    left = f" Of {len(every)} deployments those with most capacity are drawn."
+    left = f" Of {len(every)} deployments, those with the highest capacity are drawn."
     return {
         name: [replace(one, caption=one.caption + left * (len(every) > count)) for one in some]
         for name, some in charts.items()
@@ -67,7 +67,7 @@ def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
 
 
 _HEADROOM = (
-    "Above the line the SLO breaks. A line ends where its deployment is overloaded, or beyond "
+    "Above the line the SLO breaks. A curve ends where its deployment is overloaded, or beyond "
     "twice the limit."
 )
 
@@ -118,7 +118,7 @@ NAMES = {
     "output_tokens_per_s_per_gpu": "output tokens/s per GPU",
     "ttft_p99_s": "time to first token, p99 (s)",
     "tbt_p99_s": "time between tokens, p99 (s)",
-    STRESS: "all limits of the SLO, times what is asked (1: the SLO)",
+    STRESS: "factor on all limits of the SLO (1: as asked)",
     COST: "cost of a million output tokens",
 }
 _MORE = ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
@@ -194,9 +194,9 @@ def axis_name(key: str, currency: str) -> str:
 
 
 _FRONT = "A point is a deployment under a load."
-_LOADS = "The load stands beside it on the front and at capacities, where there is room."
-_JOINED = "The dashed line joins those that no other one beats in both"
-_RELAXED = "Steps: what each deployment costs when all limits are so many times what is asked."
+_LOADS = "Labels are loads, on the Pareto front and at capacities, where there is room."
+_JOINED = "The dashed line is the Pareto front: no other point is better in both metrics"
+_RELAXED = "Steps: the cost of each deployment if all limits are multiplied by this factor."
 
 
 def _front(table: pd.DataFrame, x: str, y: str, unit: str, currency: str) -> Chart:
@@ -292,7 +292,7 @@ def tornado_charts(content: Mapping[str, Any]) -> list[Chart]:
                 factors,
                 values,
                 (ORANGE, SKY),
-                caption="Each factor is changed by itself.",
+                caption="One factor is changed at a time.",
                 edge=0.0,
             )
         )

@@ -1,5 +1,5 @@
 """Charts of runs and workloads, as data: a figure of ``run`` and a report's page show the
-same, and so do the user's own axes (docs/library.md)."""
+same, and so do the user's own axes (docs/research/python.md)."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def timelines(
         stages = stage_slices(analysis, window)
         shown, caption = stages[:most], ""
         if window == view and sum(len(one.row) for one in shown) > _MOST_BOXES * len(shown):
-            caption = "Boxes are joined: a 500th of the time has the colour of what takes most."
+            caption = "Boxes are merged: each 1/500 of the time has the colour of its largest part."
             every = [joined(stage, window) for stage in shown]
             parts = [[dict(zip(("start", "end"), one[kind], strict=True)) for one in every]
                      for kind in range(len(KINDS) + 1)]  # fmt: skip
@@ -381,7 +381,7 @@ def occupancy(
             if budget < _FAR * most:
                 series.append(Series("line", said, ends, [budget, budget], GREY, ":"))
             else:
-                caption += f"A {said}, {budget:,}, is far above. "
+                caption += f"The {said}, {budget:,}, is far above. "
         name, up = first_upper(label.partition(" (")[0]), Axis(label, ends=(0.0, None))
         charts.append(Chart(name, Axis("time (s)"), up, series, caption.strip()))
     return charts

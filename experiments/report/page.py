@@ -1,5 +1,5 @@
 """The file of a report: one HTML page with its scripts, data and style in it. Its charts are
-interactive (Bokeh; docs/report.md says why)."""
+interactive (Bokeh; docs/research/timelines.md says why)."""
 
 from __future__ import annotations
 

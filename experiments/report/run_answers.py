@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Summaries = Mapping[str, Mapping[str, Any]]
 _FEW, _MOST_POINTS = 3, 1000
-_DEFINED = "docs/metrics.md defines every number."
+_DEFINED = "docs/reference/metrics.md defines every number."
 
 
 def _few(names: Iterable[str]) -> str:
@@ -57,7 +57,7 @@ def _few(names: Iterable[str]) -> str:
 
 def _cannot_tell(seeds: int) -> str:
     few = {1: "one seed", 2: "two seeds"}
-    return f"{few[seeds]} cannot tell, three can" if seeds in few else ""
+    return f"not known from {few[seeds]} (use three)" if seeds in few else ""
 
 
 # Runs --------------------------------------------------------------------------------------------
@@ -74,8 +74,8 @@ SHOWN = (
 """Paths of the metrics in the table; ``_band`` at the end stands for a metric's 90 % band."""
 _NARROW = {
     "clients": "too narrow: with slower ops the clients would send later",
-    "arrivals": "narrow because the arrivals set makespan and throughput, and say nothing of "
-    "latencies",
+    "arrivals": "narrow because the arrivals determine makespan and throughput; they say nothing "
+    "about latencies",
 }
 
 
@@ -87,7 +87,7 @@ def run_section(content: Mapping[str, Any]) -> Section:
     models, devices = (enumerated(list(dict.fromkeys(some))) for some in used)
     several = len(names) > 1
     parts = _side_by_side({n: summaries[n] for n in names[:_FEW]}, *([] if several else ["p50"]))
-    parts["not named here"] = _few(names[_FEW:])
+    parts["not shown here"] = _few(names[_FEW:])
     parts["winner"] = _cannot_tell(1) if several else ""
     narrow = content.get("narrow_bands", {})
     outside = [
@@ -106,7 +106,7 @@ def run_section(content: Mapping[str, Any]) -> Section:
         answer=sentence(parts),
         tables=[
             *filter(None, [ratios_table(content)]),  # they were asked for
-            Table("Numbers", ("number", "unit", *names), list(rows), note, text=2),
+            Table("Numbers", ("metric", "unit", *names), list(rows), note, text=2),
         ],
         assumed=assumed_of(content),
         about=str(content.get("description") or ""),
@@ -190,7 +190,7 @@ def ratios_table(content: Mapping[str, Any]) -> Table | None:
     columns = [number_texts(values), _cells(number_texts, bands), number_texts(references), off]
     width = 4 if any(one is not None for one in references) else 2
     rows = [(*name, *cells) for name, *cells in zip(names, *columns[:width], strict=True)]
-    headings = ("ratio", "of what", "predicted", "90 % band", "stated elsewhere", "difference")
+    headings = ("ratio", "of what", "predicted", "90 % band", "published", "difference")
     lost = None in values and any(map(_grows, content["scenarios"].values()))
     note = "A dash is a ratio of latencies of an overloaded run." if lost else ""
     return Table("Ratios", headings[: 2 + width], rows, note, text=2)
@@ -205,9 +205,9 @@ def _by_text(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 def _overloaded(name: str, one: Mapping[str, Any]) -> str:
     return (
-        f"{name} is overloaded: its queue grows while requests arrive (Kendall's S "
-        f"{one['steady']['kendall_s']} of 45 over ten blocks), and latencies with it. Those over "
-        f"all its {one['finished']:,} requests are in {SUMMARY} (scenarios.{name})"
+        f"{name} is overloaded: its queue and latencies grow while requests arrive (Kendall's S "
+        f"{one['steady']['kendall_s']} of 45 over ten blocks). The latencies over all its "
+        f"{one['finished']:,} requests are in {SUMMARY} (scenarios.{name})"
     )
 
 
@@ -242,7 +242,7 @@ def comparison_section(content: Mapping[str, Any]) -> Section:
         if row := number_row(path, list(summaries.values())):
             one, other = (_value(each, path) for each in summaries.values())
             rows.append([*row, "-" if None in (one, other) else _percent(other - one, one)])
-    headings = ("number", "unit", "A", "B", "B - A")
+    headings = ("metric", "unit", "A", "B", "B - A")
     unlike = [] if content["same_requests"] else ["A and B serve different requests."]
     return Section(
         kind="comparison",
@@ -286,7 +286,7 @@ def _parts_table(key: str, breakdown: Mapping[str, Any]) -> Table:
         | {"B - A (s)": f"{row['difference_s']:+z,.4f}"}
         | {"of A's total": _percent(row["difference_s"], total["a_s"])}
         | {"of the difference": _percent(row["difference_s"], whole)}
-        for label, row in [*named, ("in all", total)]
+        for label, row in [*named, ("total", total)]
     ]
     return table(PARTS[key], rows, note="The parts add up to the difference exactly.")
 
@@ -321,7 +321,7 @@ def sweep_section(swept: Sweep) -> Section:
     contests = [load for load in loads if len(load.options) > 1]
     names = (short_names(varying(swept.table, axes)) for axes in (swept.chosen, swept.given))
     choices, load_names = names
-    question = f"What does the {load_names or 'load'} do to throughput and latencies?"
+    question = f"How does the {load_names or 'load'} change throughput and latencies?"
     if choices:
         choices = f"combination of {choices}" if ", " in choices else choices
         question = f"Which {choices} is best{f' at each {load_names}' if load_names else ''}?"
@@ -402,7 +402,7 @@ def _best_table(load_names: str, loads: Sequence[Load]) -> Table:
         columns.append([": ".join([text, *best[:1]]) + more for text, best, more in cells])
     note = "Equal: no significant difference (within 1 %, or within the spread over seeds, 95 %)."
     if why := _cannot_tell(min(load.seeds for load in loads)):
-        note += f" Which is best, {why}."
+        note += f" Which is best is {why}."
     headings = [load_names, *(f"best {known(path).axis}" for path in WEIGHED)]
     rows = list(zip((load.name for load in first), *columns, strict=True))
     return Table("The best under each load", headings, rows, note, text=len(headings))
@@ -500,7 +500,7 @@ def workload_section(workloads: Mapping[str, Mapping[str, Any]]) -> Section:
         "rate": "requests/s",
         "peak_rate": "requests/s, busiest minute",
         "duration_s": "duration (s)",
-        "gap_cv": "variation of gaps (Poisson: 1)",
+        "gap_cv": "variation of arrival gaps (Poisson: 1)",
         "pd_ratio": "P:D",
         "shared": "prompt tokens shared (%)",
     }
@@ -518,7 +518,7 @@ def workload_section(workloads: Mapping[str, Mapping[str, Any]]) -> Section:
             Table("Arrivals", ("requests", *headings.values()), arrivals),
         ],
         assumed=[f"{name}: {note}" for name, one in workloads.items() for note in one["notes"]],
-        warnings=[f"{n}: {c:,} without prompt or output tokens left out" for n, c in left.items()],
+        warnings=[f"{n}: {c:,} requests lack tokens and are left out" for n, c in left.items()],
     )
 
 
@@ -553,7 +553,7 @@ def check_section(
         kind="check",
         name=name,
         question="What would run?",
-        answer=sentence({file: "good"}),
+        answer=sentence({file: "no mistakes"}),
         tables=[Table("", ("", *deployments), rows)],
         assumed=assumed_of({"notes": notes}),
         warnings=thinned(doubts),

@@ -76,17 +76,17 @@ def score_section(content: Mapping[str, Any], name: str = "") -> Section:
     far = f"{number_text(worst['predicted'])} predicted, {number_text(worst['measured'])} measured"
     parts = {
         "inside the 90 % band": f"{len(checks) - len(missed)} of {len(checks)} numbers",
-        "furthest off": f"{known(path).axis}{f' of {run}' if len(runs) > 1 else ''}: {far}",
+        "largest error": f"{known(path).axis}{f' of {run}' if len(runs) > 1 else ''}: {far}",
     }
     rows = [
         ({} if len(runs) == 1 else {"run": run})
-        | {"number": known(path).axis, "predicted": f"{one['predicted']:.4g}"}
-        | {"measured": f"{one['measured']:.4g}", "off": f"{_off_pct(one):+.1f} %"}
+        | {"metric": known(path).axis, "predicted": f"{one['predicted']:.4g}"}
+        | {"measured": f"{one['measured']:.4g}", "error": f"{_off_pct(one):+.1f} %"}
         | {"90 % band": "{:.4g} to {:.4g}".format(*one["band"])}
-        | {"inside": "yes" if one["inside"] else "no"}
+        | {"in band": "yes" if one["inside"] else "no"}
         for run, path, one in checks
     ]
-    note = "Predicted with the shipped constants of the stack, or the configuration's."
+    note = "Predicted with the shipped constants of the stack, or those of the configuration."
     details = [
         beside_table(run, found["measured"], variants_of(found), NUMBERS)
         for run, found in runs.items()
@@ -115,9 +115,9 @@ def _off_pct(check: Mapping[str, Any]) -> float:
 def _of_bands(run: Mapping[str, Any]) -> str:
     errors, host = run["stack_error"], f"errors of op times, host times by a factor of {HOST:g}"
     if errors is None:
-        return f"{host}; no servers without a stack were measured, so their error is not in it"
+        return f"{host}; servers without a stack were not measured: their error is not in it"
     own = " and ".join(f"{100 * sigma:.0f} % of {name.upper()}" for name, sigma in errors.items())
-    return f"{host}, and what measured servers of the stack show beyond (standard deviations {own})"
+    return f"{host}, and the further error of servers of the stack (standard deviations {own})"
 
 
 def variants_of(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def beside_table(
     for key, label in COUNTS.items():
         counts = [number_text(one[key]) for one in simulated.values() if key in one]
         rows += [(label, "not recorded", *counts)] if counts else []
-    note = "'Fitted to these' has seen the run, the others have not."
-    return Table(title, ("", "measured", *(f"{name} (off)" for name in simulated)), rows, note)
+    note = "'Fitted to these runs' knows the run, the other simulations do not."
+    return Table(title, ("", "measured", *(f"{name} (error)" for name in simulated)), rows, note)
 
 
 def _number(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
@@ -158,9 +158,9 @@ def _lacking(runs: Mapping[str, Any]) -> Table:
         )
         keys = ("latency_s", "host", "frontend", "first_token", "later_tokens")
         rows.append((name, parts, *(f"{remains[key]:+.3f}" for key in keys)))
-    what = ("in all", "host, fitted", "frontend, fitted", "first token", "later tokens")
-    title = "What the mean latency lacks without host time (s)"
-    return Table(title, ("run", "of which the host's", *what), rows, text=2)
+    what = ("total", "host, fitted", "frontend, fitted", "first token", "later tokens")
+    title = "Mean latency that is missing without host time (s)"
+    return Table(title, ("run", "parts of the host", *what), rows, text=2)
 
 
 def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
@@ -175,42 +175,42 @@ def tune_section(content: Mapping[str, Any], name: str = "") -> Section:
     next_runs = sorted(content["next_runs"].items(), key=lambda one: -one[1])
     parts = {"fitted to": ", ".join(runs)}
     parts |= {
-        METRICS[m].name: f"off by at most {after[m]:.1f} % (before {before[m]:.1f} %)"
+        METRICS[m].name: f"error of at most {after[m]:.1f} % (before {before[m]:.1f} %)"
         for m in after
     }
     parts |= {"next run": next_runs[0][0]} if next_runs else {}
     rows = [
         {"constant": names[key], "of the stack": _constant(key, content["before"])}
         | {"tuned": _constant(key, content["tuned"])}
-        | {"settled by the runs": "yes" if share >= SETTLED else "no" if share < OPEN else "partly"}
+        | {"known from the runs": "yes" if share >= SETTLED else "no" if share < OPEN else "partly"}
         for key, share in settled.items()
     ]
-    note = "Constants that the runs do not settle stay near those of the stack."
-    sample = "In sample: these runs were fitted to. Other loads are less certain."
+    note = "Constants that the runs do not determine stay near those of the stack."
+    sample = "In sample: the constants were fitted to these runs. Other loads are less certain."
     headings = ("run", *(f"{METRICS[m].name}: measured, before, after" for m in NOISE))
     gains = [{"load": t, "information (nats)": f"{gain:.2f}"} for t, gain in next_runs]
     errors = [(run, *(_beside(of.get(m)) for m in NOISE)) for run, of in runs.items()]
     warnings = content["too_fast"] + [
-        f"no significant difference between {names[a]} and {names[b]} in these runs: trust their "
-        "sum, not each"
+        f"these runs do not separate {names[a]} from {names[b]}: their sum is reliable, each of "
+        "them is not"
         for a, b in content["mixed_up"]
     ]
     warnings += [
-        f"{METRICS[m].name} is still {off:.0f} % off: the configuration is not of this "
-        "server, or something of it is not modelled"
+        f"{METRICS[m].name} still has an error of {off:.0f} %: the configuration is not that of "
+        "the server, or a part of the server is not modelled"
         for m, off in after.items()
         if off > DOUBTFUL_PCT
     ]
     return Section(
         kind="tune",
         name=name,
-        question="Which constants make the simulation of this server what was measured?",
+        question="With which constants does the simulation agree with this server?",
         answer=sentence(parts),
         command=content.get("command", ""),
         tables=[
             table("Constants", rows, note=note),
-            Table("Means beside measured", headings, errors, sample),
-            table("What a next run would tell", gains),
+            Table("Measured and predicted means", headings, errors, sample),
+            table("Information that a next run would give", gains),
         ],
         assumed=thinned(content["notes"]),
         warnings=warnings,
@@ -257,7 +257,7 @@ def _latencies(runs: Mapping[str, Any]) -> Chart:
     whole = {label: each for label, each in latencies.items() if len(each) == len(runs)}
     looks = dict(zip(latencies, line_styles(), strict=False))
     colours = [looks[label].colour for label in whole]
-    return bars("Mean latency", Axis("mean latency, off (%)"), [*runs], whole, colours)
+    return bars("Mean latency", Axis("error of the mean latency (%)"), [*runs], whole, colours)
 
 
 def run_distributions(scored: ScoredRun) -> list[Chart]:
@@ -299,10 +299,10 @@ def fit_section(
         (op, there, ", ".join(dict.fromkeys(levels[op])) or "good")
         for op, there in checked.coverage.items()
     ]
-    findings = Table("What is there", ("op", "what is there", "findings"), coverage, text=3)
+    findings = Table("Contents", ("op", "measured points", "findings"), coverage, text=3)
     worst_first = sorted(checked.findings, key=lambda one: LEVELS.index(one.level))
     said = [f"{f.level}: {f.where}: {f.message}" for f in worst_first]
-    question = f"How far off is the bundle {path}?"
+    question = f"How large are the errors of the bundle {path}?"
     if errors is None:
         wrong = (f.where for f in checked.findings if f.level == "error")
         answer = sentence({"cannot be used": ", ".join(dict.fromkeys(wrong))})
@@ -429,7 +429,7 @@ def beyond_single_ops(bundle: Bundle) -> list[Table]:
         for column in filter(ways.__contains__, errors.columns):
             percent = (f"{value:.1f}" for value in errors[column].quantile([0.5, 0.95, 1.0]))
             rows.append((what, ways[column], str(len(errors)), *percent))
-    title = "beyond single ops: error on held-out points, percent"
+    title = "Layers and skewed decodes: error on held-out points, percent"
     headings = ("what", "predicted as", "points", "median", "p95", "worst")
     return [Table(title, headings, rows, text=2)]
 
@@ -462,7 +462,7 @@ def support_section(
     tables = [details(runs)]
     if model and device:
         tables += [grid for cell in runs for grid in _of_cell(cell)]
-    return _section(found, [grid for grid in (*tables, refusals(found)) if grid.rows] or tables)
+    return _section(found, [grid for grid in (*tables, _refusals(found)) if grid.rows] or tables)
 
 
 def _pairs(cells: Iterable[Combination]) -> set[tuple[str, str]]:
@@ -475,7 +475,7 @@ def _section(found: Sequence[Combination], tables: Sequence[Table]) -> Section:
     if len(every) == 1:
         ((model, device),) = every
         least = min((math.prod(cell.memory[0]) for cell in found if cell.memory), default=0)
-        gpus = f"{least} GPU{'s' * (least > 1)} at least" if least else "does not run"
+        gpus = f"at least {least} GPU{'s' * (least > 1)}" if least else "does not run"
         parts = {f"{model} on {device}": gpus}
     return Section("support", "models", "What runs where?", sentence(parts), tables)
 
@@ -560,7 +560,7 @@ def _of_cell(cell: Combination) -> list[Table]:
     return [_grid(title, ("op", "±%", "from"), ops), memory_rows]
 
 
-def refusals(found: Iterable[Combination], where: str = "") -> Table:
+def _refusals(found: Iterable[Combination]) -> Table:
     """Reasons for refusals, each with its TP degrees and models."""
     models: dict[tuple[str, str], dict[str, None]] = {}
     for cell in found:
@@ -568,7 +568,7 @@ def refusals(found: Iterable[Combination], where: str = "") -> Table:
             key = reason, ", ".join(map(str, degrees))
             models.setdefault(key, {})[cell.model.name] = None
     rows = [(reason, tps, ", ".join(names)) for (reason, tps), names in models.items()]
-    return _grid(f"Refused{where}", ("refused because", "TP", "models"), rows)
+    return _grid("Refused", ("refused because", "TP", "models"), rows)
 
 
 # What ships --------------------------------------------------------------------------------------
@@ -630,7 +630,7 @@ def _listed(
     what: str, content: Mapping[str, Any], headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Result:
     listed = _grid("", ("name", *headings), rows)
-    question, answer = f"Which {what} ship?", sentence({"shipped": str(len(rows))})
+    question, answer = f"Which {what} are shipped?", sentence({"shipped": str(len(rows))})
     return Result(content, Section("list", what, question, answer, [listed]))
 
 

@@ -90,7 +90,7 @@ def _again_charts(again: Mapping[str, SimulatedAgain], policy: Mapping[str, str]
     caption = (
         f"Seconds {number_text(window.start_s)} to {number_text(window.end_s)} of the simulated "
         "time: drag to move, and zoom with the buttons or the wheel. A box is a micro-batch; "
-        "the space before it is a bubble where it is tinted."
+        "a tinted space before it is a bubble."
     )
     policies = [policy[name] for name in worked]
     stages = timelines(worked, window, view, MOST_ROWS, policies)

@@ -320,7 +320,7 @@ def pareto(swept: Sweep, x: str, y: str, most: int = _MOST_PANELS) -> list[Chart
     names = (f"{a}: {layout}".replace(" ", "\N{NO-BREAK SPACE}") for layout, a in letters.items())
     notes = (
         f"mean over {seeds} seeds; whiskers: smallest and largest" if seeds > 1 else "",
-        "the front: not beaten by more than 1 %" + " and the noise" * (seeds > 1),
+        "the Pareto front: no other is better by more than 1 %" + " and the noise" * (seeds > 1),
         "; ".join(names),
     )
     charts = []

@@ -24,10 +24,10 @@ _LABELS = {
     **ACCOUNTS,
     "frontend": "the engine's frontend",
     "queueing": "queueing",
-    "prefill_attention": "attention of prompts, as if whole",
+    "prefill_attention": "attention of prompts without chunking",
     "drafter": "the drafter's passes",
     "host": "the engine's host",
-    "chunking": "chunking: attention beyond that",
+    "chunking": "chunking: additional attention",
     "mixing": "chunk and decodes in one batch",
     "jitter": "jitter",
     "sending": "sending (blocking)",
@@ -35,7 +35,7 @@ _LABELS = {
     "pb2": "PB2: prefill next to decodes",
     "pb3": "PB3: decodes of different context",
     "equal": "bubbles between equal batches",
-    "communication": "transfers not hidden",
+    "communication": "transfers that do not overlap",
     "turnaround": "scheduler turn-around",
     "slowest_rank": "waiting for the slowest rank",
     "fill": "pipeline fill",
@@ -76,7 +76,7 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     pools, stored = deployment.pools, read_summary(where)
     parts = explanation(analysis, deployment.predictor) if len(pools) == 1 else None
     if parts is None:
-        notes.append(f"{folder}: two pools, whose time is not divided into parts: numbers only")
+        notes.append(f"{folder}: two pools: only metrics are compared, not the parts of the time")
     policy, said = pools[-1].scenario.policy.name, stored.get("notes")
     assumed = tuple(said.get(scenario, ())) if isinstance(said, dict) else ()
     summary = stored["scenarios"][scenario]

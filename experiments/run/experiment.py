@@ -92,7 +92,7 @@ class ExperimentResult:
         }
 
     def summary(self) -> dict[str, Any]:
-        """JSON-able: ``scenarios`` (summaries by name, with the keys of docs/metrics.md and bands),
+        """JSON-able: ``scenarios`` (summaries by name, with bands: docs/reference/metrics.md),
         ``ratios`` and ``ratio_bands``; ``notes``, the assumptions about each deployment;
         ``rejections`` if requests are rejected, ``doubts`` if op times are doubtful."""
         asked, used = self.experiment, {name: run.deployment for name, run in self.runs.items()}

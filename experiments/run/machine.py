@@ -218,7 +218,7 @@ def advise(
     if batch_cap is not None and batch_cap > fitting:
         raise UserError(
             f"--seqs {batch_cap}: does not fit: at most {fitting} requests of {demand.length} "
-            "tokens do"
+            "tokens fit"
         )
     largest, limit_s = batch_cap or fitting, tbt_limit_s or inf
     found = _search(machine, demand, largest, limit_s, progress)
@@ -226,8 +226,8 @@ def advise(
     if not verified:
         shortest = min(one.tbt_p99_s for one in found)
         raise UserError(
-            f"--slo: p99 tbt {1e3 * limit_s:g}ms: no chunk and batch meets it; the least time "
-            f"between tokens is {1e3 * shortest:.1f} ms"
+            f"--slo: p99 tbt {1e3 * limit_s:g}ms: no chunk size and batch keep it; the shortest "
+            f"time between tokens is {1e3 * shortest:.1f} ms"
         )
     return {
         "workload": demand.line(),

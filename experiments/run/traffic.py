@@ -31,8 +31,8 @@ from ..config.workload import RandomLengths
 
 T = TypeVar("T")
 FORMS = (
-    "expected PROMPT:OUTPUT tokens on average, all alike (1024:256) or spread evenly around it "
-    "(1024:256~0.5), tokens in all with their P:D (1K@14, 1K@5..50, 1K@? for 1 to 200), a trace "
+    "expected PROMPT:OUTPUT tokens, equal for all requests (1024:256) or spread evenly around it "
+    "(1024:256~0.5), total tokens @ their P:D ratio (1K@14, 1K@5..50, 1K@? for 1 to 200), a trace "
     "(.csv, .json, .jsonl), or a configuration"
 )
 TRACES = (".csv", ".json", ".jsonl")
@@ -59,14 +59,14 @@ def in_a_word(text: str) -> tuple[dict[str, Any], int] | None:
     word = text.replace(" ", "")
     try:
         if old := _RATIO_OF_TOTAL.fullmatch(word):
-            raise ValueError(f"a total and its P:D are written {old[1]}@{old[2]}")
+            raise ValueError(f"total tokens and their P:D ratio are written {old[1]}@{old[2]}")
         if pair := _PAIR.fullmatch(word):
             return _pair(_tokens(pair[1]), _tokens(pair[2]), pair[3])
         if total := _TOTAL.fullmatch(word):
             low, high = ("1", "200") if total[2] else (total[3], total[4] or total[3])
             return _total(_tokens(total[1]), float(low), float(high))
         if re.match(r"[\d.]+[kK]?[:@~]", word):
-            raise ValueError("these are no lengths")
+            raise ValueError("these are not lengths")
     except ValueError as error:
         raise UserError(f"--workload {text}: {error}; {FORMS}") from None
     return None
@@ -221,7 +221,7 @@ class Demand:
         least = int((self.prompt + self.output).min())
         most = "" if least == self.length else f"{least:,} to "
         said = lengths_line(self.prompt, self.output)
-        return f"requests of {most}{self.length:,} tokens in all, P:D {self.ratio}: {said}"
+        return f"requests of {most}{self.length:,} tokens in total, P:D {self.ratio}: {said}"
 
 
 def demand_of(text: str) -> Demand:
@@ -230,7 +230,7 @@ def demand_of(text: str) -> Demand:
     if old := re.fullmatch(r"(\d+(?:\.\d+)?[kK]):(\d+)", word):
         plain = f"{1024 * float(old[1][:-1]):g}:{old[2]}"
         raise UserError(
-            f"--workload {text}: tokens in all with their P:D are written {old[1]}@{old[2]}; "
+            f"--workload {text}: total tokens and their P:D ratio are written {old[1]}@{old[2]}; "
             f"a prompt of {old[1]} with {old[2]} output tokens {plain}; {FORMS}"
         )
     lengths = np.array([(one.prompt_tokens, one.output_tokens) for one in requests_of(text)])

@@ -152,7 +152,7 @@ class DaskWorkers:
             raise UserError(
                 f"--workers {address}: no Dask scheduler answers there "
                 f"({str(error) or 'no answer'}): give one as in tcp://127.0.0.1:8786, or "
-                "tls://HOST:PORT (docs/sweeps.md has the settings for TLS)"
+                "tls://HOST:PORT (docs/research/fair.md has the settings for TLS)"
             ) from None
         try:
             self.workers = sum(self._look(CONNECT_S).values())

@@ -58,10 +58,10 @@ class Report:
         if ran:
             parts.append(
                 f"{duration(self.wall_s)} on {workers} worker{'s' if workers > 1 else ''}, "
-                f"{100 * self.busy:.0f} % of it in runs"
+                f"{100 * self.busy:.0f} % of the time in runs"
             )
         if self.lost_workers:
-            parts.append(f"{self.lost_workers} bundles were sent again after their worker died")
+            parts.append(f"{self.lost_workers} bundles of runs were sent again after a worker died")
         return ", ".join(parts)
 
 

@@ -256,7 +256,7 @@ def _outliers(series: _TimesBySize) -> Iterator[Finding]:
     for i in np.flatnonzero(beyond & (np.abs(time / expected - 1) > OFF)):
         text = (
             f"outlier: {time[i]:.4g} us at {series.name(i + 1)}, "
-            f"where its neighbours say {expected[i]:.4g}"
+            f"where its neighbours have {expected[i]:.4g}"
         )
         yield Finding("warning", series.op, text)
 

@@ -61,7 +61,7 @@ _OF_OTHER_TYPES = {
         attention_chunk_size sliding_window_pattern attention_window local_attention
         global_attn_every_n_layers no_rope_layer_interval attn_window_size interleaved_attention
         """,
-    "this type of model is modelled with dense FFNs; docs/models.md lists types with experts": """
+    "this type of model is modelled with dense FFNs (with experts: docs/reference/models.md)": """
         num_local_experts num_experts n_routed_experts moe_num_experts num_moe_experts
         n_shared_experts num_shared_experts moe_intermediate_size ffn_config
         shared_expert_intermediate_size num_experts_per_tok num_experts_per_token moe_top_k
@@ -80,7 +80,7 @@ _OF_OTHER_TYPES = {
         attn_logit_softcapping final_logit_softcapping attn_logit_soft_cap logit_soft_cap
         attention_sinks
         """,
-    "this type of model is modelled with layers that are all alike": "first_k_dense_replace",
+    "this type of model is modelled with identical layers": "first_k_dense_replace",
     "this type of model is modelled with attention in every layer": """
         full_attention_interval linear_num_value_heads linear_num_key_heads
         hybrid_override_pattern
@@ -101,7 +101,7 @@ _OF_NO_TYPE = {
         is_encoder_decoder add_cross_attention cross_attention_hidden_size cross_attention_layers
         text_config vision_config audio_config visual encoder decoder tie_encoder_decoder
         """,
-    "only layers of attention and FFN, all alike, are modelled": """
+    "only identical layers of attention and FFN are modelled": """
         block_configs layers_block_type ssm_cfg mamba_d_state mamba_expand attn_layer_indices
         attn_layer_period num_kv_shared_layers pruned_heads altup_num_inputs
         hidden_size_per_layer_input parallel_attn use_parallel_residual

@@ -46,7 +46,7 @@ from .wide_times import FROM, exchange, wide_experts
 
 #: Half-widths in percent of times without held-out errors: experts unlike those of every measured
 #: model in this format, and an all-to-all, whose tokens here spread evenly. Assumed. The first one
-#: covers more than 90 % of the errors of experts without gates, too (docs/models.md).
+#: covers more than 90 % of the errors of experts without gates, too (docs/lab/models.md).
 _UNLIKE_PCT, _EVEN_PCT = 50.0, 25.0
 #: Where a stack's table holds DeepGEMM, and the other stacks' hold TensorRT-LLM's own kernels
 #: (``flashinfer_trtllm``), which its server chooses among (inferred).

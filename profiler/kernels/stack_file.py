@@ -159,7 +159,7 @@ class StackSpec:
         if f"{family}.{name}" not in self.kernels:
             raise SpecError(
                 f"no {family} of {self.stack} was measured on {self.device} for {what} {name}; "
-                f"there: {', '.join(self.having(family)) or 'none'}"
+                f"measured: {', '.join(self.having(family)) or 'none'}"
             )
 
 
@@ -224,7 +224,7 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
     if len(files) < 2:
         there = ", ".join(stacks_on(device)) or "none"
         raise SpecError(
-            f"no kernels of stack {stack} were fitted on device {device}; there: {there}"
+            f"no kernels of stack {stack} were fitted on device {device}; fitted: {there}"
         )
     each = [
         (parse(StackSpec, read_mapping(text), text), _Unpacked(numbers.read_bytes()))

@@ -228,7 +228,7 @@ class DegreeSession:
             if time.perf_counter() > self._until:
                 raise ProfileError(
                     f"tp {self.tp}: the max_seconds are over, {len(self.journal)} points are "
-                    "finished; the same command goes on"
+                    "finished; the same command continues"
                 )
             timing = self.ops.measure(op, key)
             self._book(op, key, timing)
@@ -239,7 +239,7 @@ class DegreeSession:
         if timing.lost:
             raise ProfileError(
                 f"tp {self.tp}: the GPU does nothing more for this process after {op} {key}: "
-                f"{timing.note}; the same command goes on with the next point"
+                f"{timing.note}; the same command continues with the next point"
             )
 
     def _adapt(self, grids: dict[str, Grid]) -> None:
@@ -519,7 +519,7 @@ class _ProfileRun:
                 run.announce(free_bytes)
                 grids = run.measure()
                 if settings.ops:
-                    self.say(f"tp {tp}: {len(journal)} points are kept; without ops it goes on")
+                    self.say(f"tp {tp}: {len(journal)} points are kept; continue without ops")
                     return None, run.spent_s
                 run.overhead()
                 run.sustained()
@@ -648,7 +648,7 @@ def _check(settings: Settings, per_node: int) -> None:
                 f"--set ops={op}: unknown{did_you_mean(op, known)}; allowed: {', '.join(known)}"
             )
     if settings.weights == "fp8" and settings.model.experts:
-        raise ProfileError("weights fp8: a mixture's experts are measured in --dtype only")
+        raise ProfileError("weights fp8: experts are measured in --dtype only")
     for tp in settings.tps:
         try:
             settings.model.check_tp(tp)

@@ -90,7 +90,7 @@ class RankProcesses:
             self.check()
             if time.monotonic() - since > timeout_s:
                 raise ProfileError(
-                    f"{what} over {self.ranks} ranks gave no sign of life for "
+                    f"{what} over {self.ranks} ranks gave no answer for "
                     f"{timeout_s:g} s; {self._complaint()}"
                 )
         try:

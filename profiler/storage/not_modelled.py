@@ -1,7 +1,7 @@
 """Features that are not modelled, by their names in serving engines, and what to do instead.
 
 Every door that refuses an unknown name asks :func:`not_modelled` first (``strict.py``).
-docs/limits.md is made from :data:`LIMITS` (``python -m sarathi_sim.experiments.lab.pages docs``).
+docs/model/limits.md is made from :data:`LIMITS` by ``experiments/lab/pages.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-PAGE = "docs/limits.md"
+PAGE = "docs/model/limits.md"
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ KEYS = {
 }
 """By the key of a configuration, the names that engines give to what it is."""
 
-_PROFILE = "profile it: `profiles` takes op times measured on it, `device` a YAML of its data sheet"
-_DENSE = "give a `config.json` of a type that docs/models.md lists"
+_PROFILE = "profile it: give `profiles` op times measured on it, `device` a YAML of its data sheet"
+_DENSE = "give a `config.json` of a type that docs/reference/models.md lists"
 
 Kind = Literal["feature", "model", "device", "format"]
 #: A feature that becomes modelled loses its line.
@@ -65,29 +65,28 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "feature": (
         Limit(
             "drafters other than MTP, EAGLE-3, draft models and n-grams; trees of drafts",
-            "give `speculation` the nearest `method`, its `draft_length`, and the mean tokens of a "
-            "decode that you measured as `acceptance`",
+            "give `speculation` the nearest `method`, its `draft_length`, and as `acceptance` the "
+            "mean tokens of a decode that you measured",
             "medusa* dspark* dflash* lookahead* *-eagle-topk suffix eagle eagle2",
         ),
         Limit(
             "LoRA adapters",
-            "simulate the base model: a merged adapter costs nothing more; of separate adapters "
-            "add the memory to `kv_cache.non_torch_bytes`",
+            "simulate the base model: a merged adapter costs nothing more; for separate "
+            "adapters add their memory to `kv_cache.non_torch_bytes`",
             "lora* *-lora* qlora* adapter adapters *-adapters",
         ),
         Limit(
             "offload of KV cache or weights to the host or a disk",
-            "for a bound without the transfers, give `device` a copy of its file in data/devices "
-            "whose `memory_bytes` and `reported_bytes` are those of GPU and host together",
+            "for the best case without transfers, give `device` a copy of its file in "
+            "data/devices, with `memory_bytes` and `reported_bytes` of GPU and host together",
             "*offload* hicache* enable-hierarchical-cache swap-space lmcache* *host-cache* "
             "cpu-cache* disk-cache*",
         ),
         Limit(
-            "kernel backends, sizes of CUDA graphs, stream intervals and helpers of the front end",
+            "kernel backends, sizes of CUDA graphs, stream intervals and front-end processes",
             "the kernels are those of the published tables (`sarathi-sim list support`), CUDA "
-            "graphs hold up to 512 tokens, and each token is sent at once; vLLM's "
-            "`cudagraph_mode`, `splitting_ops` and `fi_allreduce_fusion_max_size_mb` "
-            "are keys of `engine`",
+            "graphs hold up to 512 tokens, and each token is sent at once; `engine` has vLLM's "
+            "`cudagraph_mode`, `splitting_ops` and `fi_allreduce_fusion_max_size_mb`",
             "attention-backend moe-backend moe-runner-backend *gemm-backend *allreduce-backend "
             "*cudagraph-capture-size* *cuda-graph-max-bs* cuda-graph-sizes cuda-graph-config "
             "custom-ops fuse-attn-quant enable-attn-fusion enable-symm-mem "
@@ -96,40 +95,40 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         ),
         Limit(
             "autoscaling",
-            "find how many servers each load of the day needs: `sarathi-sim recommend --rate`, or "
-            "`cluster.replicas` in the space of a `capacity` section",
+            "find the number of servers for each load of the day: `sarathi-sim recommend --rate`, "
+            "or `cluster.replicas` in the space of a `capacity` section",
             "autoscal* auto-scal* *-autoscal* min-replicas max-replicas min-workers "
             "max-workers hpa keda scale-to-zero cold-start*",
         ),
         Limit(
             "context parallelism",
-            "a sequence's tokens lie on one tensor-parallel group: give `cluster.tp` or "
-            "`cluster.pp` more GPUs",
+            "all tokens of a sequence are in one tensor-parallel group: increase `cluster.tp` or "
+            "`cluster.pp`",
             "cp cp-size dcp dcp-* pcp context-parallel* *-context-parallel* sequence-parallel* "
             "ring-attention helix*",
         ),
         Limit(
-            "moving experts in a run (EPLB), overlap of two half batches",
-            "`cluster.redundant_experts` are copies, placed so that the load is even; overlap is "
-            "left out",
+            "moving experts during a run (EPLB), overlap of two half batches",
+            "`cluster.redundant_experts` adds copies of experts, placed so that the load is even; "
+            "the overlap is left out",
             "*eplb* expert-placement* dbo *-dbo tbo *two-batch-overlap*",
         ),
         Limit(
             "prefix-cache hit rates as an input",
-            "they come out of a run: say what prompts share by `workload.system_prompts` and "
-            "`workload.sessions` (docs/workloads.md), or give a trace with sessions",
+            "a hit rate is a result: state what prompts share in `workload.system_prompts` and "
+            "`workload.sessions` (docs/research/workloads.md), or give a trace with sessions",
             "*hit-rate* *hit-ratio* *cached-ratio* *cached-share* *cached-fraction* "
             "*prefix-share* *prefix-ratio*",
         ),
         Limit(
             "replicas that differ",
-            "simulate each kind apart with its share of the load, and add up what they carry",
+            "simulate each kind apart with its share of the load, and add the results",
             "heterogeneous* replica-groups device-types node-types gpu-types *-per-replica",
         ),
         Limit(
             "KV-aware and cache-aware routing",
             "`cluster.router` is round_robin, random, least_tokens, least_requests, "
-            "least_prompt_tokens or power_of_two, and none follows sessions; for the best case, "
+            "least_prompt_tokens or power_of_two, and none follows sessions; for the best case "
             "simulate one replica with the sessions that it would get",
             "kv-aware* *-kv-aware cache-aware* prefix-aware* prefix-cache-aware* session-aware* "
             "*affinity* sticky* kv-router* kv-routing",
@@ -142,8 +141,8 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         ),
         Limit(
             "parallel sampling, beam search, guided decoding",
-            "a request has one output: `n` outputs are `n` requests with a shared prompt "
-            "(`workload.system_prompts`); what chooses a token costs nothing",
+            "a request has one output: write `n` outputs as `n` requests with a shared prompt "
+            "(`workload.system_prompts`); choosing a token takes no time",
             "best-of beam* *-beam-* num-beams guided* *structured-output* grammar* "
             "json-schema *constrained*",
         ),
@@ -151,8 +150,8 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "model": (
         Limit(
             "models that read images or sound",
-            "of gemma3, mistral3, llama4, kimi_k25 and qwen3_5 the text part is read from their "
-            "`config.json`; of others give a `config.json` of the text model alone",
+            "the text part of gemma3, mistral3, llama4, kimi_k25 and qwen3_5 is read from their "
+            "`config.json`; for others give a `config.json` of the text model alone",
             "*-vl *-vl-* *-vl[23]* *-vision* *llava* pixtral* *internvl* *-omni* *minicpm-[vo]* "
             "paligemma* idefics* molmo* fuyu* *-audio* whisper* *-multimodal* mllama* "
             "llama-3.2-11b* llama-3.2-90b* *glm-4v* *glm-4.5v* cogvlm* *-ocr* *smolvlm* "
@@ -166,7 +165,7 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         Limit(
             "models with state-space layers (Mamba, Jamba, Zamba, Falcon-H1, Granite 4 H, "
             "Nemotron-H) other than Nemotron 3 Nano",
-            f"nemotron-3-nano is the only one whose layers are read; {_DENSE}",
+            f"only the layers of nemotron-3-nano are read; {_DENSE}",
             "*mamba* *jamba* *zamba* *bamba* *nemotron-h-* granite-4.0-h* granitemoehybrid "
             "falcon-h1* *hymba*",
         ),
@@ -182,25 +181,24 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "*glm-5.2* *glm-5.3* *deepseek-v4*",
         ),
         Limit(
-            "Gemma 3n: its layers share keys and values, and have networks of their own for each "
-            "token",
+            "Gemma 3n: its layers share keys and values, and have extra networks for each token",
             f"{_DENSE}",
             "gemma-3n* gemma3n*",
         ),
         Limit(
-            "Gemma 1: it was not checked against a published count of parameters",
+            "Gemma 1: its parameter count was not checked against a published one",
             "take gemma-2-9b",
             "gemma gemma-2b* gemma-7b*",
         ),
         Limit(
-            "Granite mixtures of experts: no reader of their keys was checked against a published "
-            "count of parameters",
+            "Granite mixtures of experts: their parameter count was not checked against a "
+            "published one",
             f"{_DENSE}",
             "granitemoe granitemoeshared granite-3.?-1b-a400m* granite-3.?-3b-a800m*",
         ),
         Limit(
             "Command R and R+: attention and FFN of a layer run side by side after one norm",
-            f"layers with one after the other are modelled; {_DENSE}",
+            f"only layers with one after the other are modelled; {_DENSE}",
             "cohere cohere2 *command-r* *command-a*",
         ),
         Limit(
@@ -210,7 +208,7 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "olmo2 olmo3 olmo-2* olmo-3*",
         ),
         Limit(
-            "models without a decoder of text (encoders, embeddings, diffusion)",
+            "models without a text decoder (encoders, embeddings, diffusion)",
             f"only decoders are modelled; {_DENSE}",
             "bert* *-bert-* roberta* t5* flan-t5* bart* bge-* e5-* gte-* *-embedding* "
             "*-reranker* stable-diffusion* flux*",
@@ -232,13 +230,13 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         ),
         Limit(
             "the 72 GPUs of a GB200 or GB300 NVL72 as one node",
-            "`gb200` is one tray of four: TP up to 4, and pipeline stages and replicas across the "
+            "`gb200` is one tray of four GPUs: TP up to 4, pipeline stages and replicas across the "
             "rack",
             "gb200-nvl* gb200nvl* gb300-nvl* gb300nvl* nvl72* *-nvl72",
         ),
         Limit(
             "H100 PCIe, H100 NVL, A100 PCIe",
-            "power, clocks and memory are other than the SXM cards' (`h100-80g-sxm`, "
+            "power, clocks and memory differ from the SXM cards' (`h100-80g-sxm`, "
             f"`a100-80g-sxm`): {_PROFILE}",
             "*h100*pcie* *h100*nvl* *a100*pcie* *h200*nvl*",
         ),
@@ -254,27 +252,27 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "format": (
         Limit(
             "awq, gptq and w4a16 as names of formats",
-            "`dtype: int4_wo` is what their checkpoints are computed in (4 bits, groups of 128)",
+            "write `dtype: int4_wo`, the format of their checkpoints (4 bits, groups of 128)",
             "awq* *-awq gptq* *-gptq marlin* w4a16 int4 4bit 4-bit auto-round autoround",
         ),
         Limit(
             "mxfp4 of all weights",
-            "a mixture's experts have it: `moe_dtype: w4a16_mxfp4` (or w4a8_mxfp4_mxfp8)",
+            "only a mixture's experts can have it: `moe_dtype: w4a16_mxfp4` (or w4a8_mxfp4_mxfp8)",
             "mxfp4* mxfp8 mxfp6* fp6*",
         ),
         Limit(
             "fp4 and modelopt_fp4 as names of a format",
-            "`dtype: nvfp4`",
+            "write `dtype: nvfp4`",
             "fp4 modelopt-fp4 *-nvfp4",
         ),
         Limit(
             "fp16 and fp32",
-            "`dtype: bf16` has the bytes and the kernels' speed of fp16; fp32 is not modelled",
+            "write `dtype: bf16`, with the bytes and kernel speed of fp16; nothing replaces fp32",
             "fp16 float16 half float fp32 float32",
         ),
         Limit(
             "integer activations, GGUF, bitsandbytes and other formats",
-            "the nearest by its bytes: `fp8` for 8 bits, `int4_wo` for 4 bits of the weights alone",
+            "take the nearest by its bytes: `fp8` for 8 bits, `int4_wo` for 4-bit weights alone",
             "int8* w8a8* w8a16* w4a8 *smoothquant* bitsandbytes* bnb* gguf* q[2-8]-* "
             "exl[23]* hqq* aqlm* quip* quark* torchao* fp8-e5m2 int4-kv int8-kv qoq* squeezellm* "
             "nf4 deepspeedfp",

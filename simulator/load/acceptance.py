@@ -47,7 +47,7 @@ def golden_length(model: str, method: str, thinking: str, draft_length: int) -> 
         return means[draft_length - 1]
     there = ", ".join(f"{name} ({'/'.join(by_method)})" for name, by_method in known.items())
     what = f"{method} of {model} with {thinking} and {draft_length} drafts"
-    raise AcceptanceError(f"no acceptance of {what} was measured: give a number; there: {there}")
+    raise AcceptanceError(f"no acceptance of {what} was measured: give a number; measured: {there}")
 
 
 def held_by_mean(mean: float, draft_length: int) -> tuple[float, ...]:

@@ -35,7 +35,7 @@ def stage_layers(num_layers: int, pp: int) -> tuple[int, ...]:
     """Layers of each of ``pp`` pipeline stages: as even as possible, the longer stages first.
     Raises :class:`CapacityError` when there are more stages than layers."""
     if not 1 <= pp <= num_layers:
-        raise CapacityError(f"pp is {pp}, but a model of {num_layers} layers allows 1 to that many")
+        raise CapacityError(f"pp is {pp}, but must be 1 to {num_layers}, the layers of the model")
     short, longer = divmod(num_layers, pp)
     return tuple(short + (stage < longer) for stage in range(pp))
 
@@ -246,7 +246,7 @@ class EngineMemory:
         """Name, bytes and origin of everything in a GPU's memory; the origin begins with computed,
         measured, given or assumed."""
         memory = (
-            "assumed: the data sheet's" if "memory" in self.assumed else "measured: the driver's"
+            "assumed: the data sheet" if "memory" in self.assumed else "measured: by the driver"
         )
         found = [
             ("memory", self.total_bytes, memory),

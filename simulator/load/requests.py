@@ -339,7 +339,7 @@ def without_times(clients: int | None) -> str:
     """In words, when requests without arrival times are sent."""
     if clients is None:
         return "all arrive at once"
-    return f"{clients:,} at a time: a client sends its next request when it has its answer"
+    return f"closed loop of {clients:,} clients: each sends its next request after its answer"
 
 
 def _lengths(tokens: Ints) -> dict[str, float]:

@@ -67,7 +67,7 @@ SKIP_EMPTY = (
 OF_TEXT = (
     "this is text without token counts, as ShareGPT's: count tokens with the model's tokenizer, "
     "or take a result of vllm bench serve --dataset-name sharegpt --save-detailed "
-    "(docs/workloads.md shows both)"
+    "(docs/server/traces.md shows both)"
 )
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _SECONDS = ("arrival", "arrived_at", "start_times")

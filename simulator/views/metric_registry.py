@@ -1,6 +1,6 @@
 """The metrics of a run, each declared once: name, unit, statistics, which value is better.
 
-Summaries, printed tables, axes, Pareto fronts, tables of sweeps and docs/reference.md are made from
+Summaries, printed tables, axes, Pareto fronts, sweeps' tables and docs/reference/metrics.md come of
 :data:`METRICS`. A new metric is an entry here, and its computation in ``metrics.py``. A *path* is a
 metric's key with a statistic, as in ``ttft_s.p99``: its place in ``summary.json``, its name in a
 ``compare`` section, and a column of a sweep's table.
@@ -101,14 +101,14 @@ _ALL = (
     Metric("mean_batch", "mean batch", "sequences", Better.NEITHER),
     _share("kv_peak_share", "peak KV occupancy", Better.NEITHER),
     _count("preemptions", "preemptions", Better.LESS, paged=True),
-    Metric("preemption_rate", "preemptions a request", "", Better.LESS, paged=True),
+    Metric("preemption_rate", "preemptions per request", "", Better.LESS, paged=True),
     _share("hit_rate", "prompt tokens found in the prefix cache", Better.MORE, paged=True),
-    _share("recomputed_share", "computed tokens that were computed again", Better.LESS, paged=True),
+    _share("recomputed_share", "recomputed tokens, of all computed", Better.LESS, paged=True),
     _count("extra_decodes", "decodes after a request's end", Better.LESS, paged=True),
     _count("empty_iterations", "empty iterations", paged=True),
-    _count("drafted_tokens", "drafted tokens", paged=True),
-    _count("refused_tokens", "refused drafts", Better.LESS, paged=True),
-    Metric("accepted_per_step", "tokens of a decode", "", Better.MORE, paged=True),
+    _count("drafted_tokens", "draft tokens", paged=True),
+    _count("refused_tokens", "rejected draft tokens", Better.LESS, paged=True),
+    Metric("accepted_per_step", "acceptance length", "tokens", Better.MORE, paged=True),
     Metric("tbt_s", "time between tokens", "s", Better.LESS, _QUANTILES),
     _latency("queueing_s", "queueing delay"),
     _latency("ttft_s", "time to first token"),
@@ -117,11 +117,11 @@ _ALL = (
     Metric("prefill_s", "time in prefill", "s", Better.LESS, STATISTICS, pools=True),
     Metric("slot_s", "wait for a decode slot", "s", Better.LESS, STATISTICS, pools=True),
     Metric("transfer_s", "transfer of the KV cache", "s", Better.LESS, STATISTICS, pools=True),
-    Metric("bubble_s", "bubble time of a request", "s", Better.LESS, STATISTICS),
+    Metric("bubble_s", "bubble time per request", "s", Better.LESS, STATISTICS),
     _share("bubble_share", "bubbles, share of the stages' time", Better.LESS),
     Metric("ledger_s", "stages' time", "s", Better.NEITHER, ("wall", *ACCOUNTS)),
     _count("steady.kendall_s", "trend of the waiting requests (Kendall's S)"),
-    _count("steady.warmup_requests", "requests of the warm-up"),
+    _count("steady.warmup_requests", "warm-up requests"),
     Metric("tbt_max_s", "longest time between tokens", "s", Better.LESS, in_summary=False),
 )
 

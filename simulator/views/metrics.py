@@ -1,4 +1,4 @@
-"""The metrics of a run: per request, per iteration and in total. See docs/metrics.md."""
+"""The metrics of a run: per request, per iteration and in total. See docs/reference/metrics.md."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _iterations_in(log: ReplicaLog, wanted: Callable[[Ints], npt.NDArray[np.bool
 
 
 def speculation_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]:
-    """What drafts gave (docs/metrics.md); nothing without speculation."""
+    """What drafts gave (docs/reference/metrics.md); nothing without speculation."""
     if "drafted_tokens" not in done:
         return {}
     drafted, accepted = int(done["drafted_tokens"].sum()), int(done["accepted_tokens"].sum())
@@ -213,7 +213,7 @@ def speculation_summary(records: Records, done: Mapping[str, Ints]) -> dict[str,
 
 
 def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]:
-    """The run in numbers (docs/metrics.md); ``done`` are the requests that finished."""
+    """The run in numbers (docs/reference/metrics.md); ``done`` are the requests that finished."""
     extra = sum(map(extra_decodes, records.replicas))
     computed = -extra + sum(
         float(sum(log.iterations[name].sum() for name in ("prefill_tokens", "decodes", "drafts")))
@@ -503,7 +503,7 @@ class Analysis:
         return when[order], np.cumsum(change[order])
 
     def summary(self, model: ModelSpec, *pools: Hardware) -> dict[str, Any]:
-        """The run in numbers, JSON-able (docs/metrics.md gives each one's formula). ``pools`` are
+        """The run in numbers, JSON-able (docs/reference/metrics.md: formulas). ``pools`` are
         the prefill and the decode pool, where there are two."""
         records, logs = self.records, self.records.replicas
         done = self.request_columns

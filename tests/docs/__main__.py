@@ -69,7 +69,7 @@ class Bash:
 def main() -> int:
     """The command; its exit code is 0 if all pages run as printed."""
     parser = argparse.ArgumentParser(prog="python -m tests.docs", description=__doc__)
-    parser.add_argument("pages", nargs="*", default=PAGES, metavar="PAGE", help="as docs/sweeps.md")
+    parser.add_argument("pages", nargs="*", default=PAGES, metavar="PAGE", help="as README.md")
     parser.add_argument("--update", action="store_true", help="put what was printed into the pages")
     parser.add_argument("--limit", type=float, default=1200, help="seconds of a command")
     parser.add_argument(

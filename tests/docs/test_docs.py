@@ -21,7 +21,7 @@ from tests.docs.runner import run_page
 from tests.docs.shown import not_printed, numbers_not_printed, renewed
 
 REQUESTS = 20
-WHOLE = ("docs/engines.md",)
+WHOLE = ("docs/research/timelines.md",)
 """Pages that look into a run where a short one has ended already."""
 WITH_COMMANDS = [
     page

@@ -35,11 +35,11 @@ def test_advice_on_the_papers_settings() -> None:
     words = "recommend --policy sarathi --gpus 1 --model llama-13b --device a6000 --workload 1K@14"
     done = called(*words.split(), "--seqs", 18, "--json")
     answer, *_ = done.stderr.splitlines()
-    assert answer.startswith("best: chunk 256, batch 18, of at most 18, 2,615 tokens/s; next: ")
+    assert answer.startswith("best: chunk 256, batch 18, at most 18 fit, 2,615 tokens/s; next: ")
     found = json.loads(done.stdout)
     assert found["answer"] == answer
     assert found["assumptions"] == [
-        "workload: requests of 1,024 tokens in all, P:D 14: prompts: mean 956, P50 956, P99 956 "
+        "workload: requests of 1,024 tokens in total, P:D 14: prompts: mean 956, P50 956, P99 956 "
         "tokens; outputs: mean 68, P50 68, P99 68"
     ]
     first = {one["chunk"]: one for one in found["verified"][::-1]}
@@ -109,7 +109,7 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     assert "; limiting metric: p99 tbt (chunk 512, batch 18, +" in answer
     assert all(one["tbt_p99_s"] <= 0.11 for one in limited["verified"])
     assert limited["verified"][0]["tokens_per_s"] < free["verified"][0]["tokens_per_s"]
-    with pytest.raises(UserError, match="no chunk and batch meets it"):
+    with pytest.raises(UserError, match="no chunk size and batch keep it"):
         advise(a6000, demand, tbt_limit_s=0.001)
     with pytest.raises(UserError, match="--seqs 30: does not fit: at most 20"):
         advise(a6000, demand, batch_cap=30)

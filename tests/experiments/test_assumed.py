@@ -106,7 +106,7 @@ def test_lines_of_some_say_of_which_and_stand_together() -> None:
     assert assumed_of({"notes": notes}) == [
         *("traffic: short", "engine: a (of one and two)", "engine: b (of three)")
     ]
-    blocks = [f"{count:,} KV blocks a replica" for count in range(28_000, 28_005)]
+    blocks = [f"{count:,} KV blocks per replica" for count in range(28_000, 28_005)]
     assert thinned([*blocks, "op times: all modelled", *blocks]) == [
         *(blocks[0], "and 4 more like this, with other numbers", "op times: all modelled")
     ]
@@ -132,7 +132,7 @@ def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
     asked = wanted(model="llama-3.1-8b")
     shipped = wanted(model="llama-3.1-8b", workload="capacity_llama3_70b")
     assert asked.workload == shipped.workload
-    azure = "workload: none was given, so Azure's conversations of 2023"
+    azure = "workload: Azure's conversation trace of 2023, as none was given"
     assert answered(asked).assumed[0] == azure
     assert not any("Azure" in line for line in answered(shipped).assumed)
 

@@ -276,7 +276,7 @@ def test_means_only(save: Save, content: dict[str, Any], load: tuple[Any, ...]) 
         "SGLang": "--output-details",
         "guidellm": "--sample-requests",
     }
-    said = rf"run: holds means only; .*{flag.get(found.tool, '--export-level records')}"
+    said = rf"run: has only means; .*{flag.get(found.tool, '--export-level records')}"
     with pytest.raises(UserError, match=said):
         read_server_runs(path)
 

@@ -378,7 +378,7 @@ def test_a_budget_that_is_too_small_settles_nothing() -> None:
 def test_a_search_with_fewer_requests_than_any_needs_settles_nothing(tmp_path: Path) -> None:
     """1,000 where 2,500 are needed, whatever the tolerance; but as many as are asked for settle."""
     found, _ = searched(plan(0.05, 3, 3, budget=1000, fewest=2500), {0: 10.0}, 4.0)
-    told = "runs have 1,000 requests: 2,500 are needed, whatever the tolerance"
+    told = "runs have 1,000 requests: 2,500 are needed for any tolerance"
     assert (found.unsettled, found.carried) == (told, 0)
     found, probes = searched(plan(0.05, 3, 3, fewest=2500), {0: 10.0}, 4.0)
     assert not found.unsettled and found.at[0].probe.requests >= 2500
@@ -549,7 +549,7 @@ def test_runs_are_as_long_as_the_tolerance_asks(tmp_path: Path) -> None:
     [
         ("capacity:", "capacities:", "capacity: this section is missing"),
         ("{least: 3, most: 4}", "{least: 5, most: 4}", "must be at most replications.most"),
-        ("{batching.max_batch: [2, 6]}", "{workload.requests: [2]}", "is no part of a deployment"),
+        ("{batching.max_batch: [2, 6]}", "{workload.requests: [2]}", "is not part of a deployment"),
         ("    grid:", "    gird:", "gird: unknown key"),
         ("[2, 6]", "[2, 0]", "batching.max_batch: value 0"),
         ("least: 3", "least: 1", "capacity.replications.least: value 1"),

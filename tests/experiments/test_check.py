@@ -128,7 +128,7 @@ def test_a_trace_has_every_request_that_fits() -> None:
     (one,) = deployed(tree).values()
     fitting = [r for r in one.requests if r.prompt_tokens + r.output_tokens <= 1024]
     lines = [json.loads(line) for line in trace.splitlines()]
-    assert 30 < len(lines) < 40 and f"too long: {40 - len(lines)}." in command
+    assert 30 < len(lines) < 40 and f"too long: {40 - len(lines)} requests." in command
     for line, request in zip(lines, fitting, strict=True):
         assert line["timestamp"] == pytest.approx(request.arrival_s, abs=1e-6)
         lengths = line["input_length"], line["output_length"]
@@ -142,10 +142,10 @@ def test_a_trace_has_every_request_that_fits() -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"cluster": {"replicas": 3, "max_length": 1024}}, "a router before all 3 replicas"),
+        ({"cluster": {"replicas": 3, "max_length": 1024}}, "a router in front of all 3 replicas"),
         ({"workload": {"system_prompts": {"a": {"share": 1, "tokens": 90}}}}, "share nothing"),
         ({"speculation": {"method": "ngram", "draft_length": 1, "acceptance": [0.5]}}, "drafts"),
-        ({"workload": {"arrivals": CLIENTS | {"think_s": 1}}}, "do not wait"),
+        ({"workload": {"arrivals": CLIENTS | {"think_s": 1}}}, "simulated ones wait"),
         ({"disaggregation": {"prefill": {}, "decode": {}}}, "localhost:8192 "),
     ],
 )
@@ -292,11 +292,11 @@ def test_one_table_says_predicted_measured_and_inside() -> None:
     )
     both = score_section({"runs": {"first": first, "second": second}})
     assert both.answer == (
-        "inside the 90 % band: 11 of 12 numbers; furthest off: time per output token, mean (s) of "
+        "inside the 90 % band: 11 of 12 numbers; largest error: time per output token, mean (s) of "
         "second: 0.02 predicted, 0.04 measured."
     )
     table = both.tables[0]
-    headings = ["run", "number", "predicted", "measured", "off", "90 % band", "inside"]
+    headings = ["run", "metric", "predicted", "measured", "error", "90 % band", "in band"]
     last = ["second", "time per output token, mean (s)", "0.02", "0.04", "-50.0 %"]
     assert list(table.headings) == headings
     assert table.rows[-1] == [*last, "0.01 to 0.03", "no"]

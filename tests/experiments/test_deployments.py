@@ -111,7 +111,7 @@ def test_clients_wait_for_their_answers_and_think() -> None:
         ("workload.arrivals={kind: closed_loop}", "arrivals.clients: this key is missing"),
         ("workload.pd_ratio=3", "workload.pd_ratio: value 3"),
         ("workload.lengths.range_ratio=0", "lengths.range_ratio"),
-        ("workload.sessions={max_turns: 3, think_s: 1}", "turns wait for answers already"),
+        ("workload.sessions={max_turns: 3, think_s: 1}", "turns already wait for the answers"),
     ],
 )
 def test_mistakes_of_a_closed_loop(change: str, expected: str) -> None:

@@ -1,8 +1,4 @@
-"""docs/capacity.md: its commands and examples work as they stand there.
-
-The one about a 70B model takes half a minute or more of two processors: it is checked up to its
-first run, and so is the shipped configuration that the page names.
-"""
+"""docs/plan/gpus.md and settings.md: what they say of 70B models, checked up to the first run."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import simulate_all
 from tests.experiments.small_config import ROOT
 
-PAGE = (ROOT / "docs" / "capacity.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "plan" / "gpus.md").read_text(encoding="utf-8").replace("\\\n", "")
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    sarathi-sim (.*)$", PAGE, re.M)]
 pytestmark = pytest.mark.usefixtures("few_trees")
 
@@ -34,12 +30,12 @@ def test_what_is_about_70b_models() -> None:
         given["--model"], given["--device"], given["--slo"], int(given["--gpus"]), None,
         "capacity_llama3_70b", None, given["--stack"], "bf16", None, None, 0.05,
     )  # fmt: skip
-    assert f"The first looks at {len(list(layouts(asked)))} deployments" in PAGE
+    assert f"{len(list(layouts(asked)))} deployments of a 70B model" in PAGE
 
 
 @pytest.mark.slow
 def test_the_ledgers_of_free_micro_batches() -> None:
-    """What docs/engines.md says of them holds for fewer requests, too."""
+    """What docs/research/timelines.md says of them holds for fewer requests, too."""
     outcome = simulate_all(load_experiment("engines_pp", ["workload.requests=80"]))
     runs = outcome.summary()["scenarios"]
     shares = {name: {pb: one["ledger_s"][pb] / one["ledger_s"]["wall"] for pb in ("pb2", "pb3")}

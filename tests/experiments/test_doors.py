@@ -218,7 +218,7 @@ def test_an_error_of_ours_is_one_line_and_70(
     monkeypatch.setattr("sarathi_sim.experiments.config.loading.load_experiment", fail)
     (line,) = called("run", "--dry-run", "gpt3_pp", code=code).stderr.splitlines()
     assert line.startswith(f"error: {named}")
-    assert ("an error of sarathi-sim, not yours: please report it" in line) == (code == 70)
+    assert ("a bug in sarathi-sim, not your mistake: please report it" in line) == (code == 70)
     for arguments, variable in (
         (["--debug", "run", "--dry-run", "gpt3_pp"], None),
         (["run", "--dry-run", "gpt3_pp"], "1"),

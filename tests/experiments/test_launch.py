@@ -233,7 +233,7 @@ def test_ranks(engine: str, tp: int, told: dict[str, str]) -> None:
     command = started(with_ranks(engine, tp))
     found = read_back(command)
     assert {key: found[key] for key in told} == told
-    assert " a rank's." in " ".join(comments(command))
+    assert " rank." in " ".join(comments(command))
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -261,7 +261,7 @@ def test_what_ranks_cannot_have_and_that_they_are_on_several_nodes_is_said() -> 
         assert found.command is None and why in str(found.needs)
     one, many = (started(with_ranks("vllm", tp)) for tp in (2, 4))
     assert "nodes" not in one
-    assert "16 GPUs are more than a node's 8" in " ".join(comments(many))
+    assert "16 GPUs need several nodes of 8" in " ".join(comments(many))
 
 
 def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def workers(engine: str, **keys: Any) -> list[str]:
     parts = command.split("# ")[1:]
     if engine != "trtllm":
         version = parts.pop(0)
-        assert version == f"As simulated for {engine} {engine_facts(engine).newest}.\n"
+        assert version == f"The simulated settings, for {engine} {engine_facts(engine).newest}.\n"
     first = ["2 prefill workers, on prefill-0, prefill-1", "1 decode worker, on decode-0"]
     assert [part.partition("\n")[0] for part in parts] == [*first, "the router"]
     return [part.partition("\n")[2].strip() for part in parts]
@@ -562,7 +562,7 @@ def test_a_load_leaves_out_what_either_pool_is_too_short_for(tmp_path: Path) -> 
     pools = {name: {"cluster": {"max_length": most}} for name, most in longest.items()}
     keys = {"cluster": {}, "disaggregation": pools, "workload": load}
     found = load_test(scenario("vllm", "qwen3-32b", **keys))
-    assert found is not None and "Left out, as they are too long: 2." in found[0]
+    assert found is not None and "Left out because they are too long: 2 requests." in found[0]
 
 
 def test_graphs_and_fusions_that_are_not_the_versions_are_said() -> None:

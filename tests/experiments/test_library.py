@@ -1,4 +1,4 @@
-"""The library: docs/library.md runs from top to bottom, and imports stay light."""
+"""The library: docs/research/python.md runs from top to bottom, and imports stay light."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
 from tests.experiments.small_config import ROOT, SMALL
 from tests.experiments.small_sweep import RUNS, SWEEP
 
-PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "research" / "python.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 HEAVY = ("pandas", "matplotlib", "numpy", "scipy", "sklearn", "pydantic", "pyarrow", "bokeh")
 
@@ -47,7 +47,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setitem(matplotlib.rcParams, "backend", "agg")
         patch.setitem(names, "print", lambda *words: names.update(said=" ".join(map(str, words))))
         for number, code in enumerate(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)):
-            exec(compile(code, f"docs/library.md, example {number + 1}", "exec"), names)
+            exec(compile(code, f"python.md, example {number + 1}", "exec"), names)
         names["page"] = Path("first.html").read_bytes()
     return names
 

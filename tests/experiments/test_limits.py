@@ -67,7 +67,7 @@ def test_keys_and_values(assignment: str, what: str, instead: str) -> None:
     text = message(SMALL, assignment)
     (line,) = {line for line in text.splitlines() if "not modelled" in line}
     where, _, told = line.partition("not modelled: ")
-    assert what in told and instead in told and "docs/limits.md" in told
+    assert what in told and instead in told and "docs/model/limits.md" in told
     assert assignment.partition("=")[0].split(".")[0] in where and "did you mean" not in line
 
 
@@ -90,11 +90,11 @@ def test_every_scenario_and_every_section_of_a_file_says_so() -> None:
         ("model", "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "experts on a vector"),
         ("model", "CohereForAI/c4ai-command-r-plus", "side by side"),
         ("model", "allenai/OLMo-2-1124-7B", "norms come after"),
-        ("model", "BAAI/bge-large-en-v1.5", "decoder of text"),
+        ("model", "BAAI/bge-large-en-v1.5", "text decoder"),
         ("device", "MI300X", "profile it"),
         ("device", "TPU-v5e", "profile it"),
         ("device", "GB200-NVL72", "`gb200` is one tray of four"),
-        ("device", "H100-80GB-PCIe", "other than the SXM"),
+        ("device", "H100-80GB-PCIe", "differ from the SXM"),
         ("device", "L4", "profile it"),
     ],
 )
@@ -153,7 +153,7 @@ def test_where_a_format_that_was_not_measured_comes_from(tmp_path: Path) -> None
     path.write_text(json.dumps({**LLAMA_3, "quantization_config": awq}))
     served = ("device=h100-80g-sxm", "stack=vllm", "cluster.tp=1", "profiles=null")
     text = message(SMALL, f"model={path}", *served)
-    assert "no gemm of vllm was measured on h100-80g-sxm for dtype int4_wo; there: " in text
+    assert "no gemm of vllm was measured on h100-80g-sxm for dtype int4_wo; measured: " in text
     assert f"; dtype int4_wo is that of quantization_config of {path}: give another dtype" in text
     text = message(SMALL, "model=Qwen/Qwen3-8B-AWQ", *served)
     assert "; dtype int4_wo is that of Qwen/Qwen3-8B-AWQ: give another dtype" in text

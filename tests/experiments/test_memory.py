@@ -61,16 +61,16 @@ def test_more_than_there_is(
     with pytest.raises(UserError) as caught:
         deploy(one.scenarios["small"], one.sources["small"])
     text = str(caught.value)
-    assert f"--set {key}: value {value}: would take about " in text
+    assert f"--set {key}: value {value}: would need about " in text
     assert f" of memory ({key} " in text
-    assert text.endswith("but only 50 MB are free")
+    assert text.endswith("but only 50 MB is free")
 
 
 def test_what_any_process_has_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """And scenarios that are held at once count together."""
     _free(monkeypatch, 20_000_000)
     text = message(SMALL, "workload.requests=10000")
-    assert "scenarios: together they would take about 28 MB of memory (scenario orca 14 MB" in text
+    assert "scenarios: together they would need about 28 MB of memory (scenario orca 14 MB" in text
     assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")
     _free(monkeypatch, 0)
     needed = deployed(ALONE)["small"].memory_bytes.total()

@@ -52,7 +52,7 @@ def test_a_sweep_is_not_resumed_in_a_folder_that_only_looks_like_one(
     put(out / "results.parquet")
     for flags in ([], ["--resume"]):
         line = untouched(out, "sweep", tiny_config, "--out", out, "--workers", 1, *flags)
-        assert "exists and is no earlier" in line and "runs/.git/HEAD" in line
+        assert "exists and is not an earlier" in line and "runs/.git/HEAD" in line
         assert "failed/thesis.txt" in line
         assert "--resume" not in line, "nobody is invited to try that"
 

@@ -112,7 +112,7 @@ def test_a_time_limit_keeps_what_is_known_and_the_next_call_goes_on(
     assert again["deployments"] == whole["deployments"]
     assert kept < {path.name for path in (tmp_path / "b" / "probes" / "runs").iterdir()}
     monkeypatch.undo()
-    with pytest.raises(UserError, match="--time-limit: nothing is known after 1e-05 s"):
+    with pytest.raises(UserError, match="--time-limit: there is no answer after 1e-05 s"):
         sim.recommend(**ASKED, out=tmp_path / "c", time_limit="0.00001s")
 
 
@@ -142,7 +142,7 @@ def test_ctrl_c_prints_and_keeps_what_is_known(tmp_path: Path) -> None:
         told = child.stderr.read()
         assert child.wait(PATIENCE_S) == 130
     assert told.splitlines() == [
-        "stopped: what is known is kept; the same command goes on from there",
+        "stopped: finished work is kept; the same command continues it",
         "interrupted",
     ]
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["open"]
@@ -184,7 +184,7 @@ def test_no_more_gpus_are_proposed_than_there_are() -> None:
     given = {key: value for key, value in ASKED.items() if key not in ("gpus", "seqs")}
     option = deployable(question(**{**QUESTION, "gpus": 1}))[0][0]
     rate = 0.985 * 64 * most_requests_per_s(option, parse_slo(ASKED["slo"]))
-    with pytest.raises(UserError, match=r"requests/s take \d+ GPUs at least"):
+    with pytest.raises(UserError, match=r"requests/s need at least \d+ GPUs"):
         sim.recommend(**given, seqs=[6], rate=rate)
 
 

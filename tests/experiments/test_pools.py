@@ -116,7 +116,7 @@ def test_of_layers_with_windows_what_is_inside_is_sent() -> None:
         ("prefill=2", "disaggregation.prefill: value 2: must be keys and values"),
         ("prefill.model=gpt3-175b", "disaggregation.prefill.model: value 'gpt3-175b': is the sa"),
         ("prefill.workload={requests: 3}", "disaggregation.prefill.workload: value {'requests'"),
-        ("prefill.policy={name: orca}", "disaggregation.prefill.policy.name: value 'orca': know"),
+        ("prefill.policy={name: orca}", "disaggregation.prefill.policy.name: value 'orca': take"),
         ("prefill.policy={name: sglang}", "policy.name: value 'vllm': must be that of the prefi"),
         ("handover.first_token=on_transfer", "the decode workers of vllm compute the first tok"),
         ("decode.kv_cache={prompts_cached: true}", "decode.kv_cache.prompts_cached: value true"),
@@ -315,7 +315,7 @@ def test_pools_and_servers_are_compared_by_their_numbers(ran: Path, tmp_path: Pa
     a, b = (each["output_tokens_per_s"] for each in both)
     assert rows["output token throughput"][2] == f"{100 * (b / a - 1):+.1f} %"
     assert rows["wait for a decode slot, p99"][::2] == ["-", "-"]
-    assert any("two pools, whose time is not divided" in line for line in found["warnings"])
+    assert any("two pools: only metrics are compared" in line for line in found["warnings"])
 
 
 @pytest.mark.slow

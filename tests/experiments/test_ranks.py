@@ -56,7 +56,7 @@ def test_a_run_counts_the_gpus_of_all_ranks(deployment: Deployment, records: Rec
     assert summary["ledger_s"]["slowest_rank"] > 0
     assert summary["ledger_s"]["wall"] == 8 * records.end_s
     assert any(
-        note.startswith("memory: ") and "KV blocks a rank" in note for note in deployment.notes
+        note.startswith("memory: ") and "KV blocks per rank" in note for note in deployment.notes
     )
 
 

@@ -77,7 +77,7 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     tolerance, worth = asked.section.tolerance, Worth(asked, prices)
     assert tolerance == 0.03
     found = recommend(laboratory(tmp_path / "a", asked.section), asked, prices, said.append)
-    assert said == ["searching 1 of them", "settling 1 of them"]
+    assert said == ["capacity searches begun: 1", "capacity searches to finish: 1"]
     options, _ = deployable(asked)
     every = [whole(one, worth.of(one, 1.0).replicas) for one in options]
     brute = answers(laboratory(tmp_path / "b", asked.section), every, "here", bands=False)
@@ -106,7 +106,7 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     row, cost = content["deployments"][0], price_at(first.load, first.option, prices)
     assert row["per_million_output_tokens"] == pytest.approx(cost, rel=1e-9)
     version, command = content["command"].splitlines()
-    assert version == "# As simulated for vllm 0.33."
+    assert version == "# The simulated settings, for vllm 0.33."
     assert command.startswith("vllm serve huggyllama/llama-13b --tensor-parallel-size")
     assert content["needs"] is None
     assert f"--request-rate {row['offered']:.6g} --burstiness 25 " in content["load_command"]
@@ -223,7 +223,7 @@ def test_the_fewest_and_the_most_servers_for_a_rate(
 
 def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the bounds alone; or by screening, where the bounds left a hope."""
-    message = "keeps it under {} requests/s:\n  {} requests/s take [0-9]+ GPUs at least"
+    message = "keeps it under {} requests/s:\n  {} requests/s need at least [0-9]+ GPUs"
     for rate, about in ((100_000, None), (20, 0.1)):
         asked = wanted(gpus=None, rate=float(rate), slo="p90 ttft 2s", budget="128", seqs="16")
         worth, (option, *_) = Worth(asked, load_prices(None)), deployable(asked)[0]
@@ -336,8 +336,8 @@ def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
     (option, *_), _ = deployable(wanted())
     assert alone(option, parse_slo(SLO))[1] == ""
     for slo, what in (
-        ("p99 tpot 1ms", "a token of a request that is"),
-        ("p99 ttft 1ms", "a prompt"),
+        ("p99 tpot 1ms", "each token of a single request"),
+        ("p99 ttft 1ms", "a single prompt"),
     ):
         assert alone(option, parse_slo(slo))[1].startswith(what)
     asked = wanted(slo="p99 tpot 1ms")
@@ -345,7 +345,7 @@ def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
         recommend(laboratory(tmp_path, asked.section), asked, load_prices(None))
     (line,) = str(refused.value).splitlines()[1:]
     said = re.fullmatch(
-        r"  a token .* takes (\d+) ms at least, .*, with (.*); elsewhere longer", line
+        r"  each token .* takes at least (\d+) ms, .*, with (.*); with all others .* longer", line
     )
     assert said is not None
     took = {}  # a single request, simulated
@@ -393,11 +393,11 @@ def test_fronts() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--gpus and --rate: give one of them"),
-        (["--gpus", "2", "--rate", "1"], "--gpus and --rate: give one of them"),
+        ([], "--gpus and --rate: give exactly one of them"),
+        (["--gpus", "2", "--rate", "1"], "--gpus and --rate: give exactly one of them"),
         (["--gpus", "2", "--slo", "fast"], "--slo: 'fast': expected clauses"),
         (["--gpus", "2", "--stack", "vlm"], "--stack vlm: 'vlm': one of vllm, sglang, trtllm"),
-        (["--gpus", "2", "--budget", "0"], "--budget 0: expected counts"),
+        (["--gpus", "2", "--budget", "0"], "--budget 0: expected whole numbers"),
         (["--gpus", "2", "--workload", "none"], "none: no such file"),
         (["--gpus", "2", "--workload", "t.csv"], "t.csv: No such file"),
     ],
@@ -491,8 +491,8 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     content, printed = asked(tmp_path)
     best, far = (one["capacity"] for one in content["deployments"])
     assert best > 2 * far, "a chunk of 600 tokens takes longer than 150 ms"
-    (warning,) = (line for line in content["warnings"] if "next to it" in line)
-    assert warning.startswith("chunk 128 is the best, and chunk 1024 next to it is far behind ")
+    (warning,) = (line for line in content["warnings"] if "its neighbour" in line)
+    assert warning.startswith("chunk 128 is the best, but its neighbour chunk 1024 sustains much ")
     assert "give --refine" in warning and f"  {warning}\n" in printed
     runs = tmp_path / "out" / "probes" / "runs"
     before = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
@@ -503,7 +503,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     assert [finer["deployments"][place] for place in (0, 4)] == content["deployments"]
     assert finer["answer"].startswith("best: chunk 384, ")
     assert max(one["capacity"] for one in finer["deployments"]) > 1.2 * best
-    assert not any("next to it" in line for line in finer["warnings"]), "576 carries 94 % of it"
+    assert not any("its neighbour" in line for line in finer["warnings"]), "576 carries 94 % of it"
     kept = {path.name: path.stat().st_mtime_ns for path in runs.iterdir()}
     assert before.items() < kept.items(), "finished probes are kept"
 

@@ -268,7 +268,7 @@ def test_drafts_are_tried_where_there_is_one_stage() -> None:
     given = trees["TP 1 drafts 1 budget 2048"]["speculation"]
     assert given == {"method": "mtp", "draft_length": 1, "acceptance": [0.8]}
     told = mixture(**asked).not_tried
-    assert "draft lengths of mtp but 0, 1, 2" in told and "(--speculation)" not in told
+    assert "draft lengths of mtp other than 0, 1, 2" in told and "(--speculation)" not in told
     assert "speculation (--speculation)" in mixture().not_tried
 
 
@@ -291,7 +291,7 @@ def test_acceptance_is_published_or_given() -> None:
         ({"speculation": "mtp:2.4"}, "--speculation mtp:2.4: expected mtp"),
         ({"speculation": "mtp:fast"}, "--speculation mtp:fast: expected mtp"),
         ({"speculation": "mtp:0.8", "drafts": "0,2"}, "the probabilities of 1 drafts"),
-        ({"speculation": "mtp:0.8", "drafts": "-1"}, "--set drafts -1: expected counts from 0 on"),
+        ({"speculation": "mtp:0.8", "drafts": "-1"}, "--set drafts -1: expected whole numbers"),
     ],
 )
 def test_mistakes_are_named(given: dict[str, object], message: str) -> None:

@@ -117,7 +117,7 @@ def test_a_scenario_for_each_file(recorded: Path, write_config: Write) -> None:
     first.write_text(recorded.read_text())
     cases = cases_of(load_experiment(write_config(text % "*.json")), [first, recorded])
     assert [case.scenario for case in cases] == ["cold", "warm"]
-    with pytest.raises(UserError, match=r"rate_04.json: no scenario of .* is for it"):
+    with pytest.raises(UserError, match=r"rate_04.json: no scenario of .* matches it"):
         cases_of(load_experiment(write_config(text % "*_02.json")), [recorded])
     with pytest.raises(UserError, match="runs: value 'hot': one of cold, warm"):
         load_experiment(write_config(text.replace('{cold: "', '{hot: "') % "*"))

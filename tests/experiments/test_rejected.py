@@ -100,7 +100,7 @@ def test_recommend_counts_what_is_served(trace: Path) -> None:
     assert best["capacity"] == best["carries"] == pytest.approx(best["offered"] / 2)
     # A prompt of 100 tokens and its three decodes take about 50 ms at least.
     assert 10 < best["capacity"] <= best["saturation"] < 60
-    assert "(50.0% more rejected) requests/s (" in content["answer"]
+    assert "(50.0% of requests rejected) requests/s (" in content["answer"]
     assert any("50.0% of the requests are rejected" in one for one in content["warnings"])
     assert not any("rejected" in one for one in content["assumptions"])
 
@@ -139,8 +139,8 @@ def test_capacity_counts_what_is_served(half: Path) -> None:
     assert one["settled"], one["why_not"]
     assert one["capacity"] == pytest.approx(one["offered"] / 2)
     assert one["capacity"] <= one["saturation"]
-    assert "(50.0% more rejected) requests/s" in content["answer"]
-    assert "(50.0% more rejected)" in content["printed"]
+    assert "(50.0% of requests rejected) requests/s" in content["answer"]
+    assert "(50.0% of requests rejected)" in content["printed"]
     page = half.with_name("report.html")
     write_page([half.with_name("capacity")], page, None)
     assert "50.0% of the requests are rejected: the longest one needs 904" in page.read_text()

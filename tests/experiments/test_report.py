@@ -59,7 +59,7 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
     tokens = known("output_tokens_per_s").text(summary["sarathi"]["output_tokens_per_s"])
     assert f"; sarathi: {tokens} output tokens/s, time to first token p99" in section.answer
     assert section.answer.endswith(
-        "arrivals: all at once; winner: one seed cannot tell, three can."
+        "arrivals: all at once; winner: not known from one seed (use three)."
     )
     titles = [chart.title for chart in section.charts]
     wanted = {"Time to first token", "Timeline of the stages: orca", "The whole run: orca"}
@@ -82,14 +82,14 @@ def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[
 
 def test_recorded_runs(sections: dict[str, Section]) -> None:
     section = sections["recorded"]
-    assert section.answer.startswith("inside the 90 % band: 2 of 4 numbers; furthest off: ")
+    assert section.answer.startswith("inside the 90 % band: 2 of 4 numbers; largest error: ")
     assert [grid.title for grid in section.tables[1:3]] == ["first", "second"]
     assert [list(bars.x) for bars in section.charts[0].series] == [[-12.5, -12.5], [1.0, 2.0]]
 
 
 def test_capacities(sections: dict[str, Section]) -> None:
     section = sections["capacity"]
-    assert section.question.endswith("keep the SLO p99 ttft 1s?")
+    assert section.question.endswith("sustain under the SLO p99 ttft 1s?")
     assert section.warnings[2] == "TP 1: no capacity: does not fit"
     assert section.warnings[3].startswith("no errors of op times: ")
     assert section.configuration == {"config.yaml": "name: layouts\n"}
@@ -100,7 +100,7 @@ def test_capacities(sections: dict[str, Section]) -> None:
 def test_what_a_relaxed_slo_saves(sections: dict[str, Section]) -> None:
     """A step at each load that the next limits allow, at 1 / load of the cost."""
     chart = sections["capacity"].charts[-1]
-    assert chart.title.startswith("cost of a million output tokens against all limits of the SLO")
+    assert chart.title.startswith("cost of a million output tokens against factor on all")
     steps = [one for one in chart.series if one.kind == "step" and one.name != "the front"]
     assert [one.x.tolist() for one in steps] == [[0.4, 1.0, 3.0]] * 2
     costs = min(one.y.tolist() for one in steps)
@@ -115,18 +115,18 @@ def test_a_chart_of_many_deployments_says_which_it_leaves_out(reported: dict[str
         for chart in charts:
             drawn = {line.name for line in chart.series if line.name.startswith("server")}
             assert drawn == {f"server {n}" for n in range(3, 9)}
-            assert chart.caption.endswith(" Of 9 deployments those with most capacity are drawn.")
+            assert chart.caption.endswith(" those with the highest capacity are drawn.")
 
 
 def test_recommendations(sections: dict[str, Section]) -> None:
     section = sections["recommend"]
-    what = "Which deployment of llama-13b sustains most for its price on 8 GPUs (a6000) "
+    what = "Which deployment of llama-13b sustains the highest load for its price on 8 GPUs (a6000"
     assert section.question.startswith(what)
     titles = [chart.title.split(" against ")[0] for chart in section.charts]
     fronts = ("output tokens/s per GPU", "time between tokens, p99 (s)")
     assert titles == ["Headroom: p99 ttft 1s", *fronts, "cost of a million output tokens"]
     assert [grid.title for grid in section.tables[1:]] == [
-        *("Searched", "Only screened", "Left out", "Every point")
+        *("Searched", "Short runs only", "Left out", "Every point")
     ]
     assert section.configuration == {"winner.yaml": "name: winner\n"}
     assert section.command == "vllm serve llama-13b"
@@ -134,8 +134,8 @@ def test_recommendations(sections: dict[str, Section]) -> None:
 
 def test_sensitivities(sections: dict[str, Section]) -> None:
     section = sections["sensitivity"]
-    assert section.question == "What moves output token throughput (tokens/s) most?"
-    strongest = r".*, [\d.]+: output lengths \+0\.\d\d percent for a percent; next: attention of "
+    assert section.question == "What changes output token throughput (tokens/s) most?"
+    strongest = r".*, [\d.]+: output lengths \+0\.\d\d % per \+1 %; next: attention of "
     assert re.match(strongest, section.answer)
     cells = {row[0]: row for row in section.tables[0].rows}
     assert set(section.charts[0].y.rows) == set(cells), "of one name in table and chart"

@@ -115,8 +115,8 @@ def chunks(seeds: int, *tbt: float, **columns: list[object]) -> pd.DataFrame:
             "to first token: 0.500 s (chunk 256 0.500 s); lead: more than the spread over 3 seeds.",
         ),
         # The same difference, of which every seed says the same: one seed is one seed.
-        (chunks(1, 2.0, 2.4), "winner: one seed cannot tell, three can."),
-        (chunks(2, 2.0, 2.4), "winner: two seeds cannot tell, three can."),
+        (chunks(1, 2.0, 2.4), "winner: not known from one seed (use three)."),
+        (chunks(2, 2.0, 2.4), "winner: not known from two seeds (use three)."),
         (chunks(3, 2.0, 2.01), "winner: no significant difference over 3 seeds."),
         (
             chunks(3, 2.0, 2.4, **{TBT: [1.0, 2.0, 3.0, 3.6, 2.4, 1.2]}),
@@ -134,8 +134,8 @@ def chunks(seeds: int, *tbt: float, **columns: list[object]) -> pd.DataFrame:
         ),
         (
             chunks(1, *[1.0] * 7, **{"steady.state": ["steady"] * 2 + ["overloaded"] * 5}),
-            "; overloaded: chunk 512, chunk 1024, chunk 2048 and 2 more; winner: one seed cannot "
-            "tell, three can.",
+            "; overloaded: chunk 512, chunk 1024, chunk 2048 and 2 more; winner: not known from "
+            "one seed (use three).",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_choices_are_ranked_at_equal_load() -> None:
     table.loc[6:, "steady.state"] = "overloaded"
     assert sweep_section(of(table, [RATE, CHUNK, "seed"])).tables[0].rows[1][2] == "-"
     alone = sweep_section(of(table[::3].iloc[::2], [RATE]))
-    assert alone.question == "What does the rate do to throughput and latencies?"
+    assert alone.question == "How does the rate change throughput and latencies?"
     assert alone.answer == (
         "rate 1 to rate 2: 100.0 to 200.0 output tokens/s; p99 time to first token: 0.300 s; p99 "
         "time between tokens: 0.0500 to 0.0600 s; overloaded: rate 2."
@@ -230,11 +230,11 @@ def one(state: str = "steady", tokens: float = 10.0, ttft: float = 2.0) -> dict[
             {"a": one(), "b": one(tokens=1234.0, ttft=0.25)},
             "a: 10.00 output tokens/s, time to first token p99 2.00 s, time between tokens p99 0.1 "
             "s; b: 1,234 output tokens/s, time to first token p99 0.25 s, time between tokens p99 "
-            "0.1 s; winner: one seed cannot tell, three can.",
+            "0.1 s; winner: not known from one seed (use three).",
         ),
         (
             dict.fromkeys("abcdefg", one()),
-            "; not named here: d, e, f and 1 more; winner: one seed cannot tell, three can.",
+            "; not shown here: d, e, f and 1 more; winner: not known from one seed (use three).",
         ),
     ],
 )
@@ -243,7 +243,7 @@ def test_the_sentence_of_a_run(summaries: dict[str, Any], answer: str) -> None:
     section = run_section({"name": "x", "scenarios": summaries, "deployments": used})
     assert section.answer.startswith("a: 10.00 ") and section.answer.endswith(answer)
     assert section.question.startswith("How do a" if len(summaries) > 1 else "How does a serve m")
-    assert section.tables[0].headings == ("number", "unit", *summaries)
+    assert section.tables[0].headings == ("metric", "unit", *summaries)
 
 
 def test_a_row_of_a_run_has_as_many_decimals() -> None:
@@ -281,7 +281,7 @@ def test_the_sentence_of_a_comparison_is_of_latencies_and_their_tails() -> None:
         "orca (A): 10.00 output tokens/s, time to first token p50 1.00 s, p99 2.00 s, time between "
         "tokens p50 0.05 s, p99 0.1 s; sarathi (B): 10.00 output tokens/s, time to first token p50 "
         "1.50 s, p99 3.00 s, time between tokens p50 0.05 s, p99 0.1 s; mean latency, B - A: +5 s, "
-        "the largest part linear ops (+4 s); winner: one seed cannot tell, three can."
+        "the largest part linear ops (+4 s); winner: not known from one seed (use three)."
     )
     assert section.warnings == ["A and B serve different requests."]
     assert section.tables[0].rows[:4] == [
@@ -319,7 +319,7 @@ def test_of_a_difference_near_nothing_no_shares_are_printed() -> None:
         ["+50.0 %", "+100.0 %"],
     ]
     assert last.rows[0] == ["linear ops", "800.0000", "801.3700", "+1.3700", "+0.2 %", "-"]
-    assert last.rows[-1] == ["in all", "807.9000", "807.9500", "+0.0500", "+0.0 %", "-"]
+    assert last.rows[-1] == ["total", "807.9000", "807.9500", "+0.0500", "+0.0 %", "-"]
     assert comparison_section(compared(nothing)).tables[1].rows[-1][-2:] == ["-", "-"]
 
 

@@ -99,8 +99,8 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     assert sum(ops) == pytest.approx(-1, rel=0.01)
     assert rows["link speed"] == pytest.approx(-rows["all_reduce"], rel=0.02)
     assert "burstiness" not in rows
-    assert content["warnings"][0].startswith("one replication has no interval")
-    assert "percent for a percent; next: " in done.stderr
+    assert content["warnings"][0].startswith("one replication has no confidence")
+    assert " % per +1 %; next: " in done.stderr
     for name in ("sensitivity.csv", "config.yaml", "figures/tornado.svg", "probes/results.parquet"):
         assert (out / name).is_file(), name
     for metric, elasticity in (("output_tokens_per_s", -1), ("latency_s.p37", 1)):

@@ -154,7 +154,7 @@ def test_published_acceptance() -> None:
     with pytest.raises(AcceptanceError, match="9 drafts"):
         golden_length("kimi-k2.5", "eagle3", "thinking_off", 9)
     (note,) = [note for note in small(**MTP).notes if note.startswith("speculation: ")]
-    assert "3 drafts a decode" in note and "yields 2.40 tokens (as configured)" in note
+    assert "draft length 3," in note and "length 2.40 tokens per decode (as configured)" in note
 
 
 # What drafts cost ----------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_of_two_pools_the_decode_pool_speculates(policy: str) -> None:
     prefill, decode = drafts.pools
     assert (prefill.drafter, prefill.scenario.speculation) == (None, None)
     assert decode.drafter is not None and decode.scenario.speculation is not None
-    assert any(note.startswith("decode speculation: mtp, 3 drafts") for note in drafts.notes)
+    assert any(note.startswith("decode speculation: mtp, draft length 3,") for note in drafts.notes)
     records = drafts.simulate()
     before, after = (Analysis(one).requests for one in (plain.simulate(), records))
     assert after["finish_s"].max() < before["finish_s"].max()
@@ -510,9 +510,9 @@ def own(name: str) -> tuple[str, ...]:
     [
         (
             ("policy={name: sarathi, chunk_size: 256}", "kv_cache=null"),
-            "sarathi verifies no drafts",
+            "sarathi does not speculate",
         ),
-        (("policy={name: sarathi_serve}",), "sarathi_serve verifies no drafts"),
+        (("policy={name: sarathi_serve}",), "sarathi_serve does not speculate"),
         (("cluster.pp=2",), "needs cluster.pp 1"),
         (("policy={name: sglang, enable_mixed_chunk: true}",), "needs policy.enable_mixed_chunk: "),
         (("speculation.acceptance=golden",), "no acceptance of mtp of llama"),

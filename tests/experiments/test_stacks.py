@@ -137,8 +137,8 @@ def test_windows_leave_room_for_more_sequences(tmp_path: Path) -> None:
     assert run.model.windows is not None
     share = full.kv_capacity / run.kv_capacity
     assert 4096 / 8000 < share < 4096 / 6800
-    told = f"windows: the KV cache keeps {share:.0%} of this workload's tokens"
-    assert note_of(run, "windows: ") == told
+    told = f"sliding windows: the KV cache keeps {share:.0%} of this workload's tokens"
+    assert note_of(run, "sliding windows: ") == told
 
 
 def test_a_device_of_the_users_has_no_stack(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_stack_has_its_constants_and_says_so() -> None:
     assert (engine.launch_layer_s > 0) == (shipped["launch_s"] > 0)
     assert found.predictor.cost.host.iteration_s == shipped["host_iteration_s"]
     note = note_of(found, "host time: vllm's, ")
-    assert host_times().fitted_to in note and " ms a sequence" in note
+    assert host_times().fitted_to in note and " ms per sequence" in note
     again = deploy(found.scenario, Source("config.yaml of a result", "it", {}, ()))
     assert note in again.notes, "what is simulated again says it, too"
 
@@ -319,7 +319,7 @@ def test_what_is_given_stays_and_without_a_stack_there_is_none() -> None:
     found = deployed(HOSTS, *given)["it"]
     engine = found.scenario.engine
     assert (engine.host_iteration_s, engine.frontend_s, engine.host_sequence_s) == (0, 0, 0.001)
-    assert note_of(found, "host time: as configured, ").endswith(", 1 ms a sequence")
+    assert note_of(found, "host time: as configured, ").endswith(", 1 ms per sequence")
     run = deployed("first_experiment")["sarathi"]
     engine = run.scenario.engine
     assert (engine.host_iteration_s, engine.host_sequence_s, engine.frontend_s) == (0, 0, 0)
@@ -447,7 +447,7 @@ def test_sglang_runs_as_many_requests_as_its_pool_of_states_allows(
     policy: dict[str, Any] = one.scenario.policy.described()
     assert policy["max_running_requests"] == one.scenario.batching.max_batch == running
     (note,) = (note for note in one.notes if note.startswith("recurrent layers"))
-    assert "states take 153.9 MB of a GPU" in note and f"{running} run at once" in note
+    assert "states take 153.9 MB per" in note and f"{running} requests run at once" in note
     assert one.memory is not None and one.memory.states is not None
     parts = {name: size for name, size, _ in one.memory.parts()}
     assert parts["states"] == one.memory.states * one.memory.state_bytes

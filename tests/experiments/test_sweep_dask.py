@@ -30,7 +30,7 @@ DASK = Path(sys.executable).with_name("dask")
 
 
 class Cluster:
-    """A scheduler and workers to add; `python -m tests.docs` starts them as docs/sweeps.md says."""
+    """A scheduler and workers to add; `tests.docs` starts those of docs/research/fair.md."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:

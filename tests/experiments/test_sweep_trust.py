@@ -249,7 +249,7 @@ def test_a_folder_is_not_overwritten(tiny_plan: SweepPlan, tmp_path: Path) -> No
         swept(tiny_plan, tmp_path / "sweep", InProcess())
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"no earlier result of sweep \(it holds thesis\.tex\)"):
+    with pytest.raises(UserError, match=r"not an earlier result of sweep \(it holds thesis\.tex\)"):
         swept(tiny_plan, tmp_path / "precious", InProcess())
 
 

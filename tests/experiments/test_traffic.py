@@ -130,10 +130,10 @@ def test_a_word(word: str, means: tuple[int, int], longest: int) -> None:
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ("1K:5..50", "a total and its P:D are written 1K@5..50"),
-        ("1024:14.5", "a total and its P:D are written 1024@14.5"),
-        ("1024:", "these are no lengths"),
-        ("1024:256~x", "these are no lengths"),
+        ("1K:5..50", "total tokens and their P:D ratio are written 1K@5..50"),
+        ("1024:14.5", "total tokens and their P:D ratio are written 1024@14.5"),
+        ("1024:", "these are not lengths"),
+        ("1024:256~x", "these are not lengths"),
         ("1024:256~1", "the spread 1 must be below 1"),
         ("0:256", "0 must be whole tokens"),
         ("1K@50..5", "P:D rise"),
@@ -233,7 +233,7 @@ def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     skip = ("--set", "workload.lengths.skip_empty=true")
     said = called("workload", "beside/log.csv", *skip).output
-    assert "2 requests" in said and "1 without prompt or output tokens left out" in said
+    assert "2 requests" in said and "1 requests lack tokens and are left out" in said
     assert "left out" in called("workload", "beside/failed.yaml").output
     said = called(
         "run", "beside/failed.yaml", "--no-figures", "--out", "result", "--verbose"
@@ -256,9 +256,9 @@ def test_a_logs_mean_rate_and_its_busiest_minute_stand_beside_the_answer(tmp_pat
     path.write_text("prompt_tokens,output_tokens\n400,20\n")
     assert rates_of(str(path)) is None
     found = recommendation(rate=1.0, log_rates=(mean, busiest))
-    told = "the log has 0.15 requests/s on average and 1.12 in its busiest minute, 7.4 times"
+    told = "the trace has 0.15 requests/s on average and 1.12 in its busiest minute, 7.4 times"
     assert any(line.startswith(f"workload: {told}") for line in found.assumed)
-    warned = "the log has 1.12 requests/s in its busiest minute (0.15 on average), and 1 were asked"
+    warned = "the trace has 1.12 requests/s in its busiest minute (0.15 on average), but --rate is"
     assert any(line.startswith(warned) for line in found.warnings)
     enough = recommendation(rate=2.0, log_rates=(mean, busiest))
     assert not any("busiest" in line for line in enough.warnings)

@@ -44,7 +44,7 @@ def test_spread_points_take_the_corners_first() -> None:
     assert len(set(spread_points(points, 12).tolist())) == 12
 
 
-#: The most that the median and the 95th percentile may be, as in data/README.md, a little above:
+#: The most that the median and the 95th percentile may be, a little above docs/lab/regressions.md:
 #: other versions of the libraries round otherwise.
 REACHED = {
     "GEMMs in range": {

@@ -198,7 +198,7 @@ def test_each_gpu_of_a_run_with_attention_in_parallel_is_a_rank() -> None:
 def test_what_has_no_scenario_is_refused_with_the_reason() -> None:
     for cells, reason in (
         ({"tp": "", "pp": ""}, "published no settings"),
-        ({"gpu": "GB300"}, "gpu GB300: has no tables; there: B200,"),
+        ({"gpu": "GB300"}, "gpu GB300: has no tables; known: B200,"),
         ({"engine": "Other"}, "engine Other: has no tables"),
         ({"model": "other"}, "model other: not modelled"),
         ({"tp": "3"}, "n_gpus 8: no multiple of tp x pp, 3"),

@@ -531,7 +531,7 @@ REFUSED: list[tuple[Config, str]] = [
     *_each(
         QWEN_2,
         ({"model_type": "qwen2_vl", "vision_config": {"depth": 32}},
-         "model_type 'qwen2_vl': not modelled: models that read images or sound; of gemma3, "),
+         "model_type 'qwen2_vl': not modelled: models that read images or sound; the text part"),
     ),
     *_each(
         GEMMA_2_9B,
@@ -549,7 +549,7 @@ REFUSED: list[tuple[Config, str]] = [
          f"architectures ['LlamaForCausalLMEagle3']: {_NOT}: only models with an LM head, whose "
          "names end in ForCausalLM or LMHeadModel; an EAGLE-3 drafter is `speculation.method"),
         ({"model_type": "granitemoe", "num_local_experts": 32, "logits_scaling": 6.0},
-         "model_type 'granitemoe': not modelled: Granite mixtures of experts: no reader of their"),
+         "model_type 'granitemoe': not modelled: Granite mixtures of experts: their parameter"),
         ({"model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.8333},
          "model_type 'cohere': not modelled: Command R and R+: attention and FFN of a layer run"),
         ({"model_type": "olmo2"},

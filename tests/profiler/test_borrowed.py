@@ -117,9 +117,9 @@ def test_bands_are_as_much_wider_as_borrowing_is_wrong(pair: Pair) -> None:
 def test_nothing_is_borrowed_that_nobody_has(pair: Pair) -> None:
     spec = with_borrowed("near", "vllm", ["gemm.int4_wo", "all_reduce.graph.2"])[0]
     assert spec is pair["near"][0]
-    with pytest.raises(SpecError, match=r"dtype int4_wo; there: bf16, fp8, nvfp4$"):
+    with pytest.raises(SpecError, match=r"dtype int4_wo; measured: bf16, fp8, nvfp4$"):
         spec.need("gemm", "int4_wo", "dtype")
-    with pytest.raises(SpecError, match=r"no all_reduce of vllm .* there: none$"):
+    with pytest.raises(SpecError, match=r"no all_reduce of vllm .* measured: none$"):
         spec.need(ALL_REDUCE, "graph.2", "kernel, tp")
     assert with_borrowed("alone", "vllm", ["gemm.fp8"])[0] is pair["alone"][0]
 
@@ -150,7 +150,7 @@ def test_minimax_runs_on_a_b300_and_says_what_was_borrowed() -> None:
 @pytest.mark.parametrize("device", ALIKE[0])
 def test_experts_that_no_gpu_alike_has_stay_refused(device: str) -> None:
     kernels = Kernels("trtllm", "bf16", moe_dtype="int4_wo")
-    with pytest.raises(SpecError, match=r"no moe of trtllm .* int4_wo\S+; there: bf16.balanced"):
+    with pytest.raises(SpecError, match=r"no moe of trtllm .* int4_wo\S+; measured: bf16.balanced"):
         StackTimes(device, kernels, load_model("kimi-k2.5"), 4)
 
 

@@ -372,7 +372,7 @@ def test_drops_and_outliers_are_named(bundle: Bundle) -> None:
     messages = [f.message for f in check_bundle(spoilt, A100) if f.where == "others"]
     assert [m.split(" ")[0] for m in messages] == ["takes", "outlier:"]
     assert "% less at num_tokens=2049 than just before" in messages[0]
-    assert "at num_tokens=2048, where its neighbours say" in messages[1]
+    assert "at num_tokens=2048, where its neighbours have" in messages[1]
     before = of(check_bundle(bundle, A100), "warning")
     assert "others" not in before
 

@@ -75,13 +75,13 @@ def test_limits_by_the_class_of_a_gpu() -> None:
     [
         ((), True, ""),
         (("policy.version=0.32.0",), True, ""),
-        (("policy.version=0.13.0",), False, "vllm 0.13.0: here it decides as 0.32"),
+        (("policy.version=0.13.0",), False, "vllm 0.13.0: simulated as 0.32"),
         (
             ('policy.version="0.35"',),
             True,
-            "vllm 0.35: here it decides as 0.33, the nearest version",
+            "vllm 0.35: simulated as 0.33, the nearest version",
         ),
-        (("policy.version=0.13.0", "policy.async_scheduling=true"), True, "decides as 0.32"),
+        (("policy.version=0.13.0", "policy.async_scheduling=true"), True, "simulated as 0.32"),
         (("cluster.pp=2",), False, ""),
         (("speculation={method: ngram, draft_length: 2, acceptance: 1.2}",), False, ""),
     ],
@@ -90,7 +90,7 @@ def test_defaults_of_a_version(assignments: tuple[str, ...], ahead: bool, told: 
     (found,) = deployed(ONE, *assignments).values()
     assert found.scenario.policy.described()["async_scheduling"] == ahead
     assert found.scenario.batching.max_in_flight == found.scenario.cluster.pp + ahead
-    notes = [note for note in found.notes if "decides as" in note]
+    notes = [note for note in found.notes if "simulated as" in note]
     assert len(notes) == bool(told) and all(told in note for note in notes)
     (again,) = deployed(ONE, "policy.async_scheduling=false").values()
     assert version_defaults(again.scenario, again.device)["policy"] == {"async_scheduling": True}

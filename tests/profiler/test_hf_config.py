@@ -274,7 +274,7 @@ def test_a_type_that_nobody_knows(tmp_path: Path) -> None:
     assert "model_type 'new_moe' is not supported; allowed: deepseek_v2, " in line
     assert "where the layers are those of one of them, give a copy of the file" in line
     text = _refusal(tmp_path, {**config, "ssm_cfg": {"d_state": 16}})
-    assert "ssm_cfg {'d_state': 16}: not supported: only layers of attention and FFN" in text
+    assert "ssm_cfg {'d_state': 16}: not supported: only identical layers of attention" in text
 
 
 @pytest.mark.parametrize(

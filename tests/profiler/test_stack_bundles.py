@@ -241,8 +241,8 @@ def test_the_same_chip_with_slower_memory_is_slower_where_memory_bounds_it() -> 
 @pytest.mark.parametrize(
     ("device", "kernels", "model", "tp", "message"),
     [
-        ("a100-80g-sxm", Kernels("vllm", "fp8"), LLAMA_8B, 1, "no gemm of vllm.*fp8; there: bf16"),
-        ("a6000", Kernels("vllm"), LLAMA_8B, 1, "no kernels of stack vllm.*a6000; there: none"),
+        ("a100-80g-sxm", Kernels("vllm", "fp8"), LLAMA_8B, 1, "no gemm of vllm.*; measured: bf16"),
+        ("a6000", Kernels("vllm"), LLAMA_8B, 1, "no kernels of stack vllm.*a6000; fitted: none"),
         ("rtx-4090", Kernels("vllm"), LLAMA_8B, 2, "no all_reduce of vllm"),
         ("h100-80g-sxm", Kernels("vllm"), load_model("gpt3-175b"), 5, "tp 5 does not divide"),
         ("h100-80g-sxm", Kernels("sglang", "fp8"), load_model("qwen3-30b-a3b"), 1,

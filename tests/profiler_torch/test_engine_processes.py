@@ -53,7 +53,7 @@ def test_what_sockets_and_gloo_say_of_a_lost_peer() -> None:
     ("number", "silence_s", "complaint"),
     [
         (signal.SIGKILL, PATIENCE_S, "rank 1 of 2 was ended by SIGKILL"),
-        (signal.SIGSTOP, 3, "no sign of life for 3 s"),
+        (signal.SIGSTOP, 3, "no answer for 3 s"),
     ],
 )
 def test_a_rank_that_dies_or_hangs_ends_the_run(

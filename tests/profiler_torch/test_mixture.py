@@ -144,7 +144,7 @@ def test_a_mixture_on_a_pretended_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         (replace(MIX, bias=True), "dtype", "has experts with biases, not supported by the prof"),
         (replace(MIX, dense_layers=(0,)), "dtype", "dense layers beside sparse ones"),
-        (MIX, "fp8", "weights fp8: a mixture's experts are measured in --dtype only"),
+        (MIX, "fp8", "weights fp8: experts are measured in --dtype only"),
         (replace(MIX, intermediate_size=33), "dtype", r"tp 2 does not divide the experts'"),
     ],
 )

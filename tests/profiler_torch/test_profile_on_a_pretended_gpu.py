@@ -76,7 +76,7 @@ def test_a_point_that_fails_is_a_row_with_its_reason(tmp_path: Path, failure: st
 def test_after_a_lost_gpu_the_same_command_goes_on(tmp_path: Path, at: int) -> None:
     with (
         fake_cuda.pretend(fail_at={at: "sticky"}),
-        pytest.raises(ProfileError, match=r"does nothing more .* the same command goes on"),
+        pytest.raises(ProfileError, match=r"does nothing more .* the same command continues"),
     ):
         measured(tmp_path)
     assert '"lost": true' in journal(tmp_path)
@@ -219,7 +219,7 @@ def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
     with fake_cuda.pretend():
         settings = replace(SETTINGS, out=tmp_path, ops=("preproj", "mixed"))
         assert profile(settings, lines.append, lambda *_: None) == []
-        assert lines[-1] == "tp 1: 6 points are kept; without ops it goes on"
+        assert lines[-1] == "tp 1: 6 points are kept; continue without ops"
         ops = {line.split('"')[3] for line in journal(tmp_path).splitlines()}
         assert ops == {"preproj", "mixed"}
         bundle = measured(tmp_path, lines)

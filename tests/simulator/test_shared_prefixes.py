@@ -263,7 +263,7 @@ def test_both_pools_agree(workload: str, policy: str, stages: int) -> None:
         (
             {"sessions": THREE, "lengths": {"kind": "trace", "path": "x.csv"}},
             "workload.sessions: value {'min_turns': 3, 'max_turns': 3, 'think_s': 1.0}: must "
-            "be left out: a trace's prompts are whole as they stand",
+            "be left out: the prompts of a trace are complete",
         ),
         (
             {"sessions": THREE | {"min_turns": 200, "max_turns": 200}, "requests": 200},

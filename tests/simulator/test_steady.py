@@ -136,8 +136,8 @@ def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
     outcome = simulate_all(load_experiment("first_experiment", changes))
     section = run_section(outcome.summary())
     assert len(section.warnings) == 2  # no band is narrow: op times alone set the makespan
-    assert "orca is overloaded: its queue grows" in section.warnings[0]
-    where = "Those over all its 300 requests are in summary.json (scenarios.orca)"
+    assert "orca is overloaded: its queue and latencies grow" in section.warnings[0]
+    where = "The latencies over all its 300 requests are in summary.json (scenarios.orca)"
     assert where in section.warnings[0]
     rows = [row[0] for row in section.tables[-1].rows]
     assert "latency, median" not in rows
@@ -147,7 +147,7 @@ def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
 @pytest.mark.parametrize(
     ("arrivals", "reason"),
     [
-        ({"kind": "poisson", "rate": 0.05}, "the arrivals set makespan and throughput"),
+        ({"kind": "poisson", "rate": 0.05}, "the arrivals determine makespan and throughput"),
         ({"kind": "closed_loop", "clients": 4}, "with slower ops the clients would send later"),
     ],
 )

@@ -352,8 +352,8 @@ class Hour:
             )
         if self.archive.exists() and read_ledger(self.archive).run != self.ledger.run:
             raise ProfileError(
-                f"{self.archive}: exists and is not of {self.out}: go on from it with --resume and "
-                "another --out"
+                f"{self.archive}: exists and is not of {self.out}: continue from it with --resume "
+                "and another --out"
             )
         self.ledger.write(self.out)
         for name in ("logs", "results"):
@@ -368,7 +368,7 @@ class Hour:
             if left_s < step.least_s:
                 self.say(
                     f"{step.name}: not begun: it takes {step.least_s:.0f} s or more, and "
-                    f"{max(0.0, left_s):.0f} s are left; the same command goes on"
+                    f"{max(0.0, left_s):.0f} s are left; the same command continues"
                 )
                 return
             left_s = min(step.limit_s, left_s)
@@ -378,7 +378,7 @@ class Hour:
             if step.options and entry.state == FAILED and left_s > _AGAIN_S:
                 entry = self._attempt(step, left_s)
             if step.name == PROBE and entry.state != DONE:
-                self.say("without a good probe nothing that follows is worth anything")
+                self.say("without a good probe the next steps are of no use")
                 return
 
     def _attempt(self, step: HourStep, seconds: float) -> Entry:

@@ -1,5 +1,5 @@
 """Decisions of real engines' schedulers beside ours, call by call: recorded logs, whose form is in
-docs/lockstep.md; and the simulator's own loop with measured times (:func:`play_back`)."""
+docs/lab/lockstep.md; and the simulator's own loop with measured times (:func:`play_back`)."""
 
 from __future__ import annotations
 
@@ -180,10 +180,10 @@ def read_log(path: Path) -> DecisionLog:
     }
     settings = parse(kind, known, f"{where}: config")
     if (number := _first_wrong(list[_Row | _RowWithMost], requests)) is not None:
-        problem = "must be the numbers that docs/lockstep.md names"
+        problem = "must be the numbers that docs/lab/lockstep.md names"
         raise UserError(f"{where}: requests: row {number}: {show(requests[number])}: {problem}")
     if (number := _first_wrong(player.events, events)) is not None:
-        problem = "not an event: must be one of those that docs/lockstep.md has"
+        problem = "not an event: must be one of those that docs/lab/lockstep.md has"
         raise UserError(f"{path}: line {number + 2}: {problem}")
     return DecisionLog(path, str(engine), same, mode or "", settings, requests, events)
 

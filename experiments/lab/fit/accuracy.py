@@ -1,8 +1,8 @@
 """The accuracy of the regressions on public measurements, beside the aims.
 
 All scores are on rows that were not fitted. The rules that choose the fitted points see only these
-points. The families were chosen on the same files (see data/README.md), so the scores are somewhat
-optimistic.
+points. The families were chosen on the same files (docs/lab/regressions.md), so the scores are
+somewhat optimistic.
 """
 
 from __future__ import annotations

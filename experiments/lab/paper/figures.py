@@ -2,8 +2,8 @@
 
 Figures of quantities are data (``data/paper/figures.yaml``). ``python -m
 sarathi_sim.experiments.lab.paper.figures RESULT DOCS`` puts the tables of `sarathi-sim lab
-reproduce --out RESULT` between ``<!-- table: TITLE -->`` and ``<!-- end -->`` of ``DOCS/paper.md``,
-and copies its figures to ``DOCS/images/paper``.
+reproduce --out RESULT` between ``<!-- table: TITLE -->`` and ``<!-- end -->`` of
+``DOCS/lab/paper*.md``, and copies its figures to ``DOCS/images/paper``.
 """
 
 from __future__ import annotations
@@ -401,9 +401,9 @@ def _save(charts: Sequence[Chart], out: Path, name: str) -> None:
 
 if __name__ == "__main__":
     result, docs = map(Path, sys.argv[1:])
-    page, images = docs / "paper.md", docs / "images" / "paper"
-    text = update(page.read_text(encoding="utf-8"), (result / "tables.md").read_text("utf-8"))
-    images.mkdir(parents=True, exist_ok=True)
+    made, images = (result / "tables.md").read_text("utf-8"), docs / "images/paper"
+    images.mkdir(exist_ok=True)
     for figure in result.glob("*.png"):
         shutil.copy(figure, images)
-    write_whole(page, text)
+    for page in docs.glob("lab/paper*.md"):
+        write_whole(page, update(page.read_text("utf-8"), made))

@@ -143,7 +143,7 @@ def outcome(m: Machine, scenario: str, assumed: Assumptions = PLAIN, seed: int =
     records = run(m, scenario, assumed, seed)
     if scenario == TP_ONLY:
         return PipelineRun(records.end_s, np.nan, np.nan)
-    # Bubbles as docs/metrics.md defines them.
+    # Bubbles as docs/reference/metrics.md defines them.
     seconds = (Analysis(records).request_columns["bubble_s"], request_waits(records))
     return PipelineRun(records.end_s, *(float(np.median(values)) for values in seconds))
 

@@ -11,7 +11,7 @@ from sarathi_sim.simulator.views.metric_registry import number_text
 from ...report.section import Section, Table, enumerated
 from ..engines.lockstep import Replay
 from .errors import DRAFTED, TOO_WIDE
-from .host import BASE, ONE_MODEL_OUT
+from .host import BASE, ONE_MODEL_OUT, TRIPLE_OUT
 from .rows import METRICS, SCORED
 
 Content = Mapping[str, Any]
@@ -124,9 +124,10 @@ def _tables(
         ]
         for path, peer in peers:
             one = peer["groups"][which]
-            theirs = f"{Path(path).stem}, on the rows that it answers"
-            for name, side in ((theirs, "theirs"), ("ours on those, cross-validated", "ours")):
-                league.append((name, {**one[side], "n": one["n"]}))
+            names = {"theirs": f"{Path(path).stem}, on the rows that it answers"}
+            names["ours"] = "ours on those, cross-validated"
+            names[TRIPLE_OUT] = "ours on those, without the row's model, GPU and engine"
+            league += [(name, one[side]) for side, name in names.items() if side in one]
         yield f"League, {kind}", league, ("TTFT", "TPOT")
         fits = {name.replace("_", " "): of[which] for name, of in variants.items() if name != BASE}
         yield f"Left out of the fit, {kind}", fits.items(), columns

@@ -41,7 +41,7 @@ FRONTEND_S = 0.01
 """What a frontend takes of a request, before any row is seen: assumed."""
 MOST_HANDSHAKE_S = 0.5
 """The most that a request takes before its prefill in SGLang's pools, whose workers shake hands
-first (docs/pools.md); it is fitted as the frontend's time."""
+first (docs/model/pools.md); it is fitted as the frontend's time."""
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
 LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
 """Seconds of launching a call that are simulated, beside 0."""
@@ -55,14 +55,14 @@ APART = ", apart"
 HALFWAY = 0.5
 """How far apart the clients of an unknown campaign are: from 0, in lock-step, to 1."""
 CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
-ONE_MODEL_OUT = "leave_one_model_out"
+ONE_MODEL_OUT, TRIPLE_OUT = "leave_one_model_out", "leave_one_triple_out"
 #: What is left out together: the name of the scheme, and how a row says which part it is in.
 SCHEMES: Mapping[str, Callable[[Measured], str]] = {
     CROSS_VALIDATED: server_of,
     "leave_one_stack_out": stack_of,
     ONE_GPU_OUT: lambda row: row.system,
     ONE_MODEL_OUT: lambda row: row.model,
-    "leave_one_triple_out": lambda row: f"{row.model}, {row.system}, {row.backend}",
+    TRIPLE_OUT: lambda row: f"{row.model}, {row.system}, {row.backend}",
 }
 
 

@@ -2,8 +2,8 @@
 
 A table has a row for each valid run: what the submitter set, the rate, and what LoadGen logged;
 times in ms, rates in requests a second. The requests are LoadGen's (mlcommons/inference at
-b66003e1, ``loadgen/``). docs/mlperf.md says what is compared, and how the constants of TensorRT's
-engines are fitted: a cell (GPU, number of GPUs, model) has the medians of the other cells.
+b66003e1, ``loadgen/``). docs/lab/mlperf.md says what is compared, and how the constants of
+TensorRT's engines are fitted: a cell (GPU, number of GPUs, model) has the medians of the others.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ def scenario_of(run: MlperfRun, trace: Path) -> Settings:
     task, replicas = _task(run), run.replicas
     for key, value, known in (("gpu", run.gpu, DEVICES), ("engine", run.engine, ENGINES)):
         if value not in known:
-            raise UserError(f"{key} {value}: has no tables; there: {', '.join(known)}")
+            raise UserError(f"{key} {value}: has no tables; known: {', '.join(known)}")
     stack, flags = ENGINES[run.engine], run.other_flags
     version = TRTLLM if stack == "trtllm" else run.engine_version or None
     layout: Settings = {"tp": run.tp}

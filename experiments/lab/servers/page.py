@@ -1,7 +1,6 @@
 """Put the tables and the figure of ``sarathi-sim lab fit-host FILE --peer FILE --out DIR`` into
-docs/accuracy.md: ``python -m sarathi_sim.experiments.lab.servers.page DIR DOCS``. Where FILE
-has dense models alone, or mixtures of experts alone, the tables of the others stay. Those of
-MLPerf's runs (``--lengths``) go into docs/mlperf.md.
+docs/lab/servers*.md: ``python -m sarathi_sim.experiments.lab.servers.page DIR DOCS``. Tables of
+models that FILE lacks stay. Those of MLPerf's runs (``--lengths``) go into docs/lab/mlperf*.md.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ def put(page: Path, made: str) -> None:
 if __name__ == "__main__":
     result, docs = map(Path, sys.argv[1:])
     content = json.loads((result / SUMMARY).read_text("utf-8"))
+    name, figure, image = "servers", "measured_predicted", "score"
     if "mlperf" in content:
-        name, figure, image, made = "mlperf", "capacity", "mlperf", tables(content)
-    else:
-        name, figure, image = "accuracy", "measured_predicted", "score"
-        made = "\n".join(map(tables, content.get("classes", {"": content}).values()))
-    put(docs / f"{name}.md", made)
-    shutil.copy(result / "figures" / f"{figure}.png", docs / "images" / f"{image}.png")
+        name, figure, image = "mlperf", "capacity", "mlperf"
+    made = "\n".join(map(tables, content.get("classes", {"": content}).values()))
+    for page in docs.glob(f"lab/{name}*.md"):
+        put(page, made)
+    shutil.copy(result / f"figures/{figure}.png", docs / f"images/{image}.png")

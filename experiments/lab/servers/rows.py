@@ -121,7 +121,7 @@ class Measured(BaseModel):
 
     ``flags`` say why a row is doubtful; ``mode`` is ``agg`` where prefill and decode share GPUs,
     and else ``launch`` says how both pools were started, if that is known. A missing version of
-    vLLM is that of the benchmark's repository (docs/accuracy.md says why of vLLM alone).
+    vLLM is that of the benchmark's repository (docs/lab/servers_method.md says why of vLLM alone).
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -14,7 +14,7 @@ from sarathi_sim.profiler.storage.child import Progress, Say
 from ...config.inputs import HostConstants, host_times
 from ...sweeps.backends import Backend
 from . import errors, host, runs
-from .host import APART, BASE, SCHEMES, HostFit, fitting
+from .host import APART, BASE, SCHEMES, TRIPLE_OUT, HostFit, fitting
 from .rows import Measured, Predictions, ServerTimes, read_servers
 from .runs import Variant, with_bands
 from .scenarios import Settings, campaign_of, scenario_of
@@ -57,12 +57,15 @@ class ScoredRows:
         }
         for peer, theirs in self.peers.items():
             both = best.keys() & theirs.keys()
-            ours, theirs = ({id: of[id] for id in both} for of in (best, theirs))
-            beside = {}
-            for name, group in groups.items():
-                sides = {"ours": errors.of_group(group, ours)}
-                sides["theirs"] = errors.of_group(group, theirs)
-                beside[name] = {"n": sum(row.id in both for row in group), **sides}
+            sides = {"ours": best, "theirs": theirs, TRIPLE_OUT: self.fits.get(TRIPLE_OUT, {})}
+            found = {
+                side: errors.of_groups(groups, {id: of[id] for id in both & of.keys()})
+                for side, of in sides.items()
+            }
+            beside = {
+                name: {"n": one["n"], **{side: of[name] for side, of in found.items()}}
+                for name, one in found["theirs"].items()
+            }
             content.setdefault("peers", {})[peer] = {"groups": beside}
         classes = {row.dense for row in self.rows}
         hosts = {dense: fit for dense, fit in self.hosts.items() if dense in classes}
