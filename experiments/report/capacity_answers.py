@@ -56,7 +56,7 @@ BECAUSE = {
 }
 STAGES = {
     "race": "worse after one short run",
-    "bound": "too slow by their op times alone",
+    "bound": "ruled out by op times alone",
     "rate": "too small for the rate",
     "alone": "that break the SLO with a single request",
     "unfit": "that do not fit or have no op times",

@@ -105,7 +105,7 @@ def _headroom(drawn: Deployments, clause: str, unit: str) -> Chart:
 
 # Pareto fronts ---------------------------------------------------------------------------------
 
-SCREENED = "screened only"
+SCREENED = "short runs only"
 STRESS, COST = "stress", "per_million_output_tokens"
 PAIRS = {
     "throughput_interactivity": ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu"),

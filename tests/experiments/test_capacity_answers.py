@@ -187,7 +187,7 @@ def test_what_was_left_out_is_a_table_that_begins_with_what_came_furthest() -> N
     assert [row[0] for row in found.tables[-1].rows] == ["c", "b", "d", "a"]
     assert found.tables[-1].rows[0][1:3] == ["worse after one short run", "x"]
     assert found.tables[1].note.startswith(
-        "Of 5 deployments: 1 searched, 1 worse after one short run, 2 too slow by their op times "
+        "Of 5 deployments: 1 searched, 1 worse after one short run, 2 ruled out by op times "
     )
 
 
