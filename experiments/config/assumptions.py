@@ -96,7 +96,7 @@ def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
         words.append(f"CUDA graphs{decodes} up to {CAPTURED_TOKENS} tokens")
         if cache is not None and not cache.cuda_graph_bytes:
             words[-1] += " (their memory is not counted)"
-    return f"at the default: {', '.join(words)}" if words else ""
+    return f"equal to the default: {', '.join(words)}" if words else ""
 
 
 def _word(value: Any) -> str:
