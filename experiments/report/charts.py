@@ -141,9 +141,9 @@ def cdf(key: str, tables: Mapping[str, Tables]) -> Chart:
         seen.append(values)
         series.append(Series("step", label, *steps(values, share), *style))
     along = axis_of(seen, with_unit(metric.name, metric.unit))
-    caption = "" if along.log or any(values.any() for values in seen) else "All are zero."
-    later = metric.grows and any(t.steady.get("warmup_requests") for t in tables.values())
-    of = "all tokens" if key == "tbt_s" else "requests" + " after the warm-up" * later
+    later = "A steady run's warm-up is left out." * metric.grows
+    caption = later if along.log or any(values.any() for values in seen) else "All are zero."
+    of = "all tokens" if key == "tbt_s" else "requests"
     up = Axis(f"share of {of} (%)", ends=(0.0, 1.02), shares=True)
     return Chart(CDFS.get(key, first_upper(metric.name)), along, up, series, caption)
 
