@@ -96,7 +96,7 @@ def run_section(content: Mapping[str, Any]) -> Section:
         for op in one.get("outside_profile", ())
         for text in [str(Outside(**op | {"profile": tuple(map(tuple, op["profile"]))}))]
     ]
-    note = f"Predicted; TTFT and latency after any warm-up; 90 % bands of op time errors. {_DEFINED}"
+    note = f"Predicted; TTFT, latency: after any warm-up; 90 % bands of op time errors. {_DEFINED}"
     rows = filter(None, (number_row(path, list(summaries.values())) for path in SHOWN))
     return Section(
         kind="run",
