@@ -116,7 +116,9 @@ _COMMANDS = """# Commands: every option
 def commands() -> str:
     """docs/reference/commands.md."""
     app, lab = (import_module(f"sarathi_sim.experiments.{name}").app for name in ("cli", "lab.cli"))
-    names = [*get_command(app).commands, *(f"lab {name}" for name in get_command(lab).commands)]
+    own: Any = get_command(app)
+    proofs: Any = get_command(lab)
+    names = [*own.commands, *(f"lab {name}" for name in proofs.commands)]
     lines = [_COMMANDS]
     for name in names:
         said = CliRunner().invoke(app, [*name.split(), "--help"], terminal_width=100).output
@@ -148,10 +150,10 @@ def listed() -> str:
         (f"`{m.key}`", m.name, m.unit, better.get(m.better, ""), _quoted(m.statistics))
         for m in METRICS.values()
     ]
-    (grid,) = models().section.tables
-    header = ("key", "name", "unit", "better", "statistics")
-    tables = ("Metrics", header, metrics), ("Models", grid.headings, grid.rows)
-    return "\n".join(line for title, *one in tables for line in (f"## {title}", "", *table(*one)))
+    section: Any = models().section
+    (grid,) = section.tables
+    lines = ["## Metrics", "", *table(("key", "name", "unit", "better", "statistics"), metrics)]
+    return "\n".join([*lines, "## Models", "", *table(grid.headings, grid.rows)])
 
 
 def schema() -> dict[str, Any]:
