@@ -116,9 +116,8 @@ _COMMANDS = """# Commands: every option
 def commands() -> str:
     """docs/reference/commands.md."""
     app, lab = (import_module(f"sarathi_sim.experiments.{name}").app for name in ("cli", "lab.cli"))
-    own: Any = get_command(app)
-    proofs: Any = get_command(lab)
-    names = [*own.commands, *(f"lab {name}" for name in proofs.commands)]
+    own, proofs = (dict(one.commands) for one in list[Any]((get_command(app), get_command(lab))))
+    names = [*own, *(f"lab {name}" for name in proofs)]
     lines = [_COMMANDS]
     for name in names:
         said = CliRunner().invoke(app, [*name.split(), "--help"], terminal_width=100).output
