@@ -190,8 +190,8 @@ def test_workers_never_exceed_their_saturation(stack: str) -> None:
     alone_s = np.mean([0.04 + r.prompt_tokens * 131072 / 1.5e9 for r in one.deployment.requests])
     assert (most == pytest.approx(1 / alone_s)) == (stack == "sglang")
     assert saturation(prefill) == saturation(as_prefill(decode))
-    assert "a prompt of" in alone(one, parse_slo("p99 ttft 1ms"))[1]
-    assert "a token of" in alone(one, parse_slo("p99 tpot 1ms"))[1]
+    assert "a single prompt of" in alone(one, parse_slo("p99 ttft 1ms"))[1]
+    assert "each token of" in alone(one, parse_slo("p99 tpot 1ms"))[1]
 
 
 @pytest.mark.parametrize("given", [{}, {"gpus": None, "rate": 4.0}])

@@ -50,7 +50,7 @@ def test_a_worker_that_stops_within_its_answer_is_named(
 ) -> None:
     monkeypatch.setattr(child, "MODULE", ODD)
     monkeypatch.setenv(VARIABLE, f"stop:{tmp_path / 'mark'}")
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.PATIENCE_S", 0.5)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.execute.PATIENCE_S", 0.5)
     backend = LocalProcesses(2)
     said: list[str] = []
 
