@@ -89,6 +89,7 @@ def figures(reported: dict[str, Path], outcome: ExperimentResult) -> Figures:
     return found | {f"{k} {n}": (name, c) for k, some in plotted.items() for n, c in some.items()}
 
 
+@pytest.mark.slow
 def test_every_chart_has_units_a_short_legend_and_words(figures: Figures) -> None:
     assert len(figures) > 35
     for name, (_, charts) in figures.items():
@@ -104,6 +105,7 @@ def test_every_chart_has_units_a_short_legend_and_words(figures: Figures) -> Non
             assert chart.series and all(re.search(r"\d", line) for line in told), name
 
 
+@pytest.mark.slow
 def test_a_policy_has_one_colour_in_all_charts(figures: Figures) -> None:
     """Orca and Sarathi, whatever stands beside them; the bars of their parts are no policies."""
     seen: dict[str, set[str]] = {"orca": set(), "sarathi": set()}

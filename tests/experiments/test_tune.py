@@ -295,6 +295,7 @@ def test_a_result_keeps_its_calibration(config: Path, tmp_path: Path) -> None:
     assert [one["tpot_s"] for one in first.values()] == [one["tpot_s"] for one in second.values()]
 
 
+@pytest.mark.slow
 def test_no_server_is_faster_than_its_weights_can_be_read(config: Path) -> None:
     """Llama 3 8B: 32 layers of 218,103,808 weights and an LM head of 525,336,576, in bf16, at the
     3.35 TB/s of an H100, of which a kernel may take a tenth less than the data sheet says."""
