@@ -116,7 +116,7 @@ _COMMANDS = """# Commands: every option
 def commands() -> str:
     """docs/reference/commands.md."""
     app, lab = (import_module(f"sarathi_sim.experiments.{name}").app for name in ("cli", "lab.cli"))
-    own, proofs = (dict(one.commands) for one in list[Any]((get_command(app), get_command(lab))))
+    own, proofs = (vars(get_command(one))["commands"] for one in (app, lab))
     names = [*own, *(f"lab {name}" for name in proofs)]
     lines = [_COMMANDS]
     for name in names:
